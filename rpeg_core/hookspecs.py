@@ -41,7 +41,7 @@ def rpeg_algorithms() -> Iterable[AlgorithmTemplate]:
 
         def build(workload, models, structure, settings):
             b = RpegBuilder("expert-iteration")
-            b.model("actor", models["actor"], trainable=True)
+            b.model("actor", models["actor"], trainable=True, staleness=structure.tau("actor"))
             prompts = b.data(
                 "prompts",
                 elements=workload.prompts * workload.prompt_tokens,
