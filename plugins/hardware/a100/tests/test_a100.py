@@ -1,0 +1,67 @@
+from collections.abc import Iterator
+
+import attrs
+import pytest
+from rpeg_plugin_a100 import A100_40GB, A100_80GB, rpeg_hardware
+
+from rpeg_core import HardwareProfile
+from rpeg_core.spec.machine import Tier
+
+DATA_SHEET = {"a100-40gb": (312e12, 1.555e12), "a100-80gb": (312e12, 2.039e12)}
+LARGE_GEMM_FLOPS_PER_S = 261.7e12
+
+
+def numeric_paths(value: object, prefix: str = "") -> Iterator[str]:
+    """Dotted paths of all numbers of a profile, tiers by name."""
+    if isinstance(value, tuple):
+        for tier, item in zip(Tier, value, strict=True):
+            yield from numeric_paths(item, f"{prefix}{tier.name.lower()}.")
+    elif attrs.has(type(value)):
+        for field in attrs.fields(type(value)):
+            item = getattr(value, field.name)
+            if field.name == "default_costs" or item is None:
+                continue
+            if isinstance(item, int | float):
+                yield prefix + field.name
+            else:
+                yield from numeric_paths(item, f"{prefix}{field.name}.")
+
+
+def test_hook_offers_the_profiles() -> None:
+    assert [profile.name for profile in rpeg_hardware()] == ["a100-40gb", "a100-80gb"]
+
+
+@pytest.mark.parametrize("profile", rpeg_hardware(), ids=lambda profile: profile.name)
+def test_every_number_has_a_source_and_every_source_a_number(profile: HardwareProfile) -> None:
+    assert sorted(numeric_paths(profile)) == sorted(profile.sources)
+    assert all(profile.sources.values())
+
+
+@pytest.mark.parametrize("profile", rpeg_hardware(), ids=lambda profile: profile.name)
+def test_effective_values_stay_below_the_data_sheet(profile: HardwareProfile) -> None:
+    flops, bandwidth = DATA_SHEET[profile.name]
+    assert 0.7 < profile.device.peak_flops_per_s / flops < 1
+    assert 0.75 < profile.device.memory_bandwidth_bytes_per_s / bandwidth < 0.9
+
+
+@pytest.mark.parametrize("profile", rpeg_hardware(), ids=lambda profile: profile.name)
+def test_farther_tiers_are_slower(profile: HardwareProfile) -> None:
+    for kind in ("collective", "p2p"):
+        links = [getattr(tier, kind) for tier in profile.tiers]
+        assert links == sorted(links, key=lambda link: link.latency_s)
+        assert links == sorted(links, key=lambda link: -link.bandwidth_bytes_per_s)
+
+
+@pytest.mark.parametrize("profile", rpeg_hardware(), ids=lambda profile: profile.name)
+def test_large_gemm_runs_at_the_published_rate(profile: HardwareProfile) -> None:
+    """``tflops_median_ge4096`` of aiconfigurator-core 0.12.0, trtllm, against 4096 rows and columns."""
+    efficiency = profile.efficiency
+    eta = 4096 / (4096 + efficiency.gamma_m_rows) * 4096 / (4096 + efficiency.gamma_k_columns)
+    assert profile.device.peak_flops_per_s * eta == pytest.approx(LARGE_GEMM_FLOPS_PER_S, rel=0.04)
+
+
+def test_the_two_differ_in_memory_and_network_only() -> None:
+    assert A100_40GB.device.peak_flops_per_s == A100_80GB.device.peak_flops_per_s
+    assert A100_40GB.efficiency == A100_80GB.efficiency
+    assert A100_40GB.tiers[Tier.INTRA_NODE] == A100_80GB.tiers[Tier.INTRA_NODE]
+    assert A100_40GB.device.memory_bytes * 2 == A100_80GB.device.memory_bytes
