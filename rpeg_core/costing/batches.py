@@ -1,0 +1,162 @@
+"""What a cost term sees: arrays over layouts or transfers, so that it is called once per problem, not per plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from rpeg_core.ir import Role
+from rpeg_core.planning.assignment import Layout
+from rpeg_core.spec.machine import AlphaBeta, DeviceSpace, HardwareProfile, LinkTier
+from rpeg_core.spec.models import ModelSpec
+from rpeg_core.spec.workload import LengthPhase, Workload
+
+__all__ = ["Layouts", "Links", "MemoryBatch", "OperatorBatch", "TransferBatch", "links"]
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@attrs.frozen(eq=False)
+class Links:
+    """alpha and 1/beta per element of a batch: ``T(M) = latency_s + M / bandwidth_bytes_per_s``."""
+
+    latency_s: Floats
+    bandwidth_bytes_per_s: Floats
+
+
+def links(tiers: tuple[LinkTier, ...], tier: Ints, *, collective: bool) -> Links:
+    """The link parameters of each element's tier, collective or point-to-point."""
+    chosen: list[AlphaBeta] = [t.collective if collective else t.p2p for t in tiers]
+    return Links(
+        np.array([c.latency_s for c in chosen])[tier], np.array([c.bandwidth_bytes_per_s for c in chosen])[tier]
+    )
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Layouts:
+    """n legal (layout, microbatch) pairs of one operator, as int64 arrays of shape (n,).
+
+    Attributes:
+        data, pipeline, tensor, microbatches: Pd, Pp, Pt, mb.
+        gpus: Pd * Pp * Pt.
+        data_tier: tier that the whole allocation spans (data-parallel collectives).
+        stage_tier: slowest tier that a pipeline replica spans.
+        stages_per_node: s = min(Pp, Ng // Pt).
+    """
+
+    data: Ints
+    pipeline: Ints
+    tensor: Ints
+    microbatches: Ints
+    gpus: Ints
+    data_tier: Ints
+    stage_tier: Ints
+    stages_per_node: Ints
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def layout(self, index: int) -> Layout:
+        return Layout(int(self.data[index]), int(self.pipeline[index]), int(self.tensor[index]))
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class _LayoutBatch:
+    role: Role
+    model: ModelSpec | None
+    seconds_per_sample: float | None
+    workload: Workload
+    machine: DeviceSpace
+    hardware: HardwareProfile
+    layouts: Layouts
+    settings: Any
+
+    @property
+    def tp_links(self) -> Links:
+        """Collective parameters of tensor-parallel groups; those stay inside a node (P1)."""
+        return links(self.hardware.tiers, np.zeros(len(self.layouts), np.int64), collective=True)
+
+    @property
+    def dp_links(self) -> Links:
+        """Collective parameters of data-parallel groups: the tier of the whole allocation (paper, D-D c)."""
+        return links(self.hardware.tiers, self.layouts.data_tier, collective=True)
+
+    @property
+    def intra_node_p2p(self) -> Links:
+        return links(self.hardware.tiers, np.zeros(len(self.layouts), np.int64), collective=False)
+
+    @property
+    def stage_p2p(self) -> Links:
+        """Point-to-point parameters of the slowest tier that a pipeline crosses."""
+        return links(self.hardware.tiers, self.layouts.stage_tier, collective=False)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class OperatorBatch(_LayoutBatch):
+    """One OP node of one operator, for n layouts; a term returns seconds of shape (n,).
+
+    Attributes:
+        sequences: sequences that the node processes over all replicas (a split inference has its share).
+        prefill: for generation, whether the node includes the prefill.
+        phases: for generation, the decode phases of the node; empty otherwise.
+        settings: the term's own settings.
+    """
+
+    sequences: float
+    prefill: bool
+    phases: tuple[LengthPhase, ...]
+
+    @property
+    def sequences_per_microbatch(self) -> Floats:
+        """b_loc = sequences / (Pd * mb)."""
+        return self.sequences / (self.layouts.data * self.layouts.microbatches)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class MemoryBatch(_LayoutBatch):
+    """One operator, for n layouts; a term returns bytes per GPU of the worst pipeline stage, shape (n,).
+
+    Attributes:
+        trainable: whether the model is updated by the algorithm.
+    """
+
+    trainable: bool
+
+    @property
+    def sequences_per_microbatch(self) -> Floats:
+        """b_loc = B * R / (Pd * mb)."""
+        return self.workload.sequences / (self.layouts.data * self.layouts.microbatches)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class TransferBatch:
+    """n transfers of one kind; a term returns seconds of shape (n,).
+
+    Attributes:
+        reshard: True for RESHARD (an exchange within ``destination_gpus``), False for COMM.
+        bytes: payload, float64.
+        source_gpus, destination_gpus: sizes of the two allocations, int64.
+        tier: slowest tier that the union of the allocations spans, int64.
+        hardware: the profile.
+        settings: the term's own settings.
+    """
+
+    reshard: bool
+    bytes: Floats
+    source_gpus: Ints
+    destination_gpus: Ints
+    tier: Ints
+    hardware: HardwareProfile
+    settings: Any
+
+    @property
+    def p2p_links(self) -> Links:
+        return links(self.hardware.tiers, self.tier, collective=False)
+
+    @property
+    def collective_links(self) -> Links:
+        return links(self.hardware.tiers, self.tier, collective=True)

@@ -1,0 +1,246 @@
+"""The cost book of one graph: cost terms called once, their results kept as tables (architecture.md, "What flows").
+
+Both evaluators read these tables, so that they add the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from rpeg_core.costing.batches import Floats, Layouts, MemoryBatch, OperatorBatch, TransferBatch
+from rpeg_core.errors import CostTermError
+from rpeg_core.ir import Operator, Role, Rpeg
+from rpeg_core.passes.lower import Node, NodeKind
+from rpeg_core.records import CostTerm, MemoryKind, Target
+from rpeg_core.spec.machine import DeviceSpace, HardwareProfile
+from rpeg_core.spec.workload import LengthPhase, Workload
+
+__all__ = ["ActiveTerm", "CostBook", "OperatorCosts", "TermValues"]
+
+
+@attrs.frozen(kw_only=True)
+class ActiveTerm:
+    """A cost term that this problem uses, with its settings and where it came from."""
+
+    term: CostTerm
+    settings: Any
+    distribution: str
+    version: str
+
+
+@attrs.frozen(eq=False)
+class TermValues:
+    """One row per term: ``values[i, j]`` is term ``terms[i]`` at layout j; ``total`` is the sum over terms."""
+
+    terms: tuple[CostTerm, ...]
+    values: Floats
+    total: Floats
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class OperatorCosts:
+    """The tables of one operator.
+
+    Attributes:
+        layouts: the legal layouts; every array below has one column per layout.
+        whole: seconds of the unsplit operator.
+        phases: seconds of each length-phase sub-node, empty for training and with one phase.
+        memory: bytes per GPU by term.
+        training_state, weights, transient: bytes per GPU, summed by :class:`MemoryKind`.
+    """
+
+    layouts: Layouts
+    whole: TermValues
+    phases: tuple[TermValues, ...]
+    memory: TermValues
+    training_state: Floats
+    weights: Floats
+    transient: Floats
+
+    def seconds(self, phase: int | None) -> TermValues:
+        """The table of the whole operator or of one sub-node."""
+        return self.whole if phase is None else self.phases[phase]
+
+    @property
+    def isolated(self) -> Floats:
+        """Bytes per GPU when the operator has the GPUs to itself: all its own state and transients."""
+        return self.training_state + self.weights + self.transient
+
+
+class CostBook:
+    """All costs of one graph on one machine.
+
+    Raises:
+        CostTermError: a term raises, or returns the wrong shape, a negative or a non-finite number.
+    """
+
+    def __init__(
+        self,
+        *,
+        rpeg: Rpeg,
+        machine: DeviceSpace,
+        hardware: HardwareProfile,
+        workload: Workload,
+        layouts: Mapping[str, Layouts],
+        terms: Sequence[ActiveTerm],
+    ) -> None:
+        self.machine, self.hardware, self.workload = machine, hardware, workload
+        self.terms = tuple(terms)
+        self.operators: dict[str, OperatorCosts] = {
+            operator.name: self._operator(rpeg, operator, layouts[operator.name]) for operator in rpeg.operators
+        }
+        self._rows = {
+            name: {
+                (int(d), int(p), int(t), int(mb)): row
+                for row, (d, p, t, mb) in enumerate(
+                    zip(c.layouts.data, c.layouts.pipeline, c.layouts.tensor, c.layouts.microbatches, strict=True)
+                )
+            }
+            for name, c in self.operators.items()
+        }
+        self._transfers: dict[tuple[bool, float, int, int, int], float] = {}
+
+    def row(self, node_or_assignment: Any, operator: str) -> int:
+        """Column of a node's or assignment's (layout, microbatches) in the operator's tables."""
+        layout = node_or_assignment.layout
+        return self._rows[operator][layout.data, layout.pipeline, layout.tensor, node_or_assignment.microbatches]
+
+    def node_seconds(self, node: Node) -> float:
+        """Duration of a node of an executable graph."""
+        if node.kind is NodeKind.OP:
+            table = self.operators[node.operator].seconds(node.phase)
+            return float(table.total[self.row(node, node.operator)])
+        tier = self.machine.tier_between(node.allocation, node.source)
+        return self.transfer_seconds(
+            node.kind is NodeKind.RESHARD, node.payload_bytes, node.source.size, node.allocation.size, int(tier)
+        )
+
+    def transfer_seconds(self, reshard: bool, payload: float, source: int, destination: int, tier: int) -> float:
+        """Duration of a COMM or RESHARD of ``payload`` bytes between allocations of the given sizes."""
+        key = (reshard, payload, source, destination, tier)
+        if key not in self._transfers:
+            self._transfers[key] = float(self.transfer_table(reshard, *(np.array([v]) for v in key[1:])).total[0])
+        return self._transfers[key]
+
+    def transfer_table(
+        self, reshard: bool, payload: Floats, source: np.ndarray, destination: np.ndarray, tier: np.ndarray
+    ) -> TermValues:
+        """Seconds by term of n transfers given as arrays of shape (n,)."""
+        return self._price(
+            Target.TRANSFER,
+            lambda settings: TransferBatch(
+                reshard=reshard,
+                bytes=np.asarray(payload, np.float64),
+                source_gpus=np.asarray(source, np.int64),
+                destination_gpus=np.asarray(destination, np.int64),
+                tier=np.asarray(tier, np.int64),
+                hardware=self.hardware,
+                settings=settings,
+            ),
+            len(payload),
+            "a transfer",
+        )
+
+    def _operator(self, rpeg: Rpeg, operator: Operator, layouts: Layouts) -> OperatorCosts:
+        phases = self.workload.phases
+        split = len(phases) > 1 and operator.role is not Role.TRAINING
+        memory = self._memory(rpeg, operator, layouts)
+        by_kind = {
+            kind: _sum(memory.values, [i for i, term in enumerate(memory.terms) if term.memory is kind])
+            for kind in MemoryKind
+        }
+        return OperatorCosts(
+            layouts=layouts,
+            whole=self._seconds(rpeg, operator, layouts, None),
+            phases=tuple(self._seconds(rpeg, operator, layouts, p) for p in phases) if split else (),
+            memory=memory,
+            training_state=by_kind[MemoryKind.TRAINING_STATE],
+            weights=by_kind[MemoryKind.WEIGHTS],
+            transient=by_kind[MemoryKind.TRANSIENT],
+        )
+
+    def _common(self, rpeg: Rpeg, operator: Operator, layouts: Layouts) -> dict[str, Any]:
+        model = rpeg.model_of(operator.name)
+        return {
+            "role": operator.role,
+            "model": None if model is None else model.spec,
+            "seconds_per_sample": operator.seconds_per_sample,
+            "workload": self.workload,
+            "machine": self.machine,
+            "hardware": self.hardware,
+            "layouts": layouts,
+        }
+
+    def _seconds(self, rpeg: Rpeg, operator: Operator, layouts: Layouts, phase: LengthPhase | None) -> TermValues:
+        generates = operator.role is Role.GENERATION
+        share = 1.0 if phase is None or generates else phase.finishing
+        decoded = (self.workload.phases if phase is None else (phase,)) if generates else ()
+        common = self._common(rpeg, operator, layouts)
+        return self._price(
+            Target.OPERATOR,
+            lambda settings: OperatorBatch(
+                **common,
+                settings=settings,
+                sequences=self.workload.sequences * share,
+                prefill=generates and (phase is None or phase.index == 0),
+                phases=decoded,
+            ),
+            len(layouts),
+            f"operator {operator.name!r}",
+        )
+
+    def _memory(self, rpeg: Rpeg, operator: Operator, layouts: Layouts) -> TermValues:
+        model = rpeg.model_of(operator.name)
+        common = self._common(rpeg, operator, layouts)
+        return self._price(
+            Target.MEMORY,
+            lambda settings: MemoryBatch(
+                **common, settings=settings, trainable=model is not None and model.trainable
+            ),
+            len(layouts),
+            f"operator {operator.name!r}",
+        )
+
+    def _price(self, target: Target, batch_for: Any, count: int, what: str) -> TermValues:
+        active = [a for a in self.terms if a.term.target is target]
+        values = np.zeros((len(active), count))
+        for i, a in enumerate(active):
+            values[i] = _checked(a, batch_for(a.settings), count, what)
+        return TermValues(tuple(a.term for a in active), values, _sum(values, range(len(active))))
+
+
+def _checked(active: ActiveTerm, batch: Any, count: int, what: str) -> Floats:
+    source = f"{active.distribution} {active.version}"
+    try:
+        with np.errstate(all="raise", under="ignore"):
+            result = np.asarray(active.term.function(batch), np.float64)
+    except Exception as error:
+        raise CostTermError(
+            f"cost term {active.term.name!r} failed for {what}",
+            facts=[f"distribution: {source}", f"{type(error).__name__}: {error}"],
+            hint="leave it out of costs:, or report it to the distribution",
+        ) from error
+    if result.shape != (count,):
+        problem = f"it returned shape {result.shape}, allowed: ({count},)"
+    elif not np.all(np.isfinite(result)):
+        problem = "it returned a number that is not finite"
+    elif np.any(result < 0):
+        problem = f"it returned {result.min():g}, allowed: numbers >= 0"
+    else:
+        return result
+    raise CostTermError(
+        f"cost term {active.term.name!r} gave an invalid result for {what}",
+        facts=[f"distribution: {source}", problem],
+        hint="leave it out of costs:, or report it to the distribution",
+    )
+
+
+def _sum(values: Floats, rows: Sequence[int] | range) -> Floats:
+    total = np.zeros(values.shape[1])
+    for row in rows:  # a fixed order, so that sums are reproducible
+        total = total + values[row]
+    return total

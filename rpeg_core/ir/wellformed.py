@@ -1,0 +1,140 @@
+"""Well-formedness of an RPEG (paper, section A-B): every violation is reported, not just the first."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import networkx as nx
+
+from rpeg_core.errors import GraphError
+from rpeg_core.ir.graph import ContainerKind, Role, Rpeg
+
+__all__ = ["require_well_formed", "violations"]
+
+
+def violations(graph: Rpeg) -> list[str]:
+    """All broken rules of ``graph``, one sentence each, empty when it is well-formed.
+
+    Rules: W0 names are unique and known, W1 interface consistency, W2 publication edges start at a training operator
+    and carry the weights of its model, W3 boundary consistency, W4 ``(V, E_data)`` is acyclic.
+    """
+    found = _names(graph)
+    if found:  # the other rules look names up
+        return found
+    return _interfaces(graph) + _publications(graph) + _boundary(graph) + _acyclic(graph)
+
+
+def require_well_formed(graph: Rpeg) -> Rpeg:
+    """``graph`` itself.
+
+    Raises:
+        GraphError: naming every violation.
+    """
+    found = violations(graph)
+    if found:
+        raise GraphError(
+            f"the graph {graph.name!r} is not well-formed", facts=found, hint="correct the algorithm template"
+        )
+    return graph
+
+
+def _names(graph: Rpeg) -> list[str]:
+    found = []
+    kinds = {
+        "operator": [operator.name for operator in graph.operators],
+        "container": [container.name for container in graph.containers],
+        "model": [model.name for model in graph.models],
+    }
+    for kind, names in kinds.items():
+        for name, count in sorted(Counter(names).items()):
+            if count > 1:
+                found.append(f"W0: {kind} {name!r} is declared {count} times")
+    operators, containers, models = (set(names) for names in kinds.values())
+    for container in graph.containers:
+        if container.kind is ContainerKind.WEIGHTS and container.model not in models:
+            found.append(f"W0: weights container {container.name!r} belongs to unknown model {container.model!r}")
+        if container.elements < 0 or container.bytes_per_element < 0:
+            found.append(f"W0: container {container.name!r} has a negative size")
+    for operator in graph.operators:
+        if operator.model is not None and operator.model not in models:
+            found.append(f"W0: operator {operator.name!r} invokes unknown model {operator.model!r}")
+        if operator.model is None and operator.role is not Role.INFERENCE:
+            found.append(f"W0: operator {operator.name!r} has no model, so its role must be inference")
+        if operator.model is None and operator.seconds_per_sample is None:
+            found.append(f"W0: operator {operator.name!r} has neither a model nor seconds_per_sample")
+        for name in sorted((operator.inputs | operator.outputs) - containers):
+            found.append(f"W0: operator {operator.name!r} names unknown container {name!r}")
+    for edge in (*graph.data_edges, *graph.publication_edges):
+        for end in (edge.source, edge.target):
+            if end not in operators:
+                found.append(f"W0: edge {_show(edge)} names unknown operator {end!r}")
+        if edge.container not in containers:
+            found.append(f"W0: edge {_show(edge)} names unknown container {edge.container!r}")
+    for name in sorted((graph.inputs | graph.outputs) - containers):
+        found.append(f"W0: the boundary names unknown container {name!r}")
+    for model in graph.models:
+        if model.staleness < 0 or (model.staleness and not model.trainable):
+            found.append(f"W0: model {model.name!r} has staleness {model.staleness}; a frozen model has 0")
+    return found
+
+
+def _interfaces(graph: Rpeg) -> list[str]:
+    found = []
+    for edge in (*graph.data_edges, *graph.publication_edges):
+        if edge.container not in graph.operator(edge.source).outputs:
+            found.append(f"W1: edge {_show(edge)}: {edge.source!r} does not write container {edge.container!r}")
+        if edge.container not in graph.operator(edge.target).inputs:
+            found.append(f"W1: edge {_show(edge)}: {edge.target!r} does not read container {edge.container!r}")
+    for edge in graph.data_edges:
+        if graph.container(edge.container).kind is not ContainerKind.DATA:
+            found.append(f"W1: data edge {_show(edge)} carries weights; only publication edges do")
+    return found
+
+
+def _publications(graph: Rpeg) -> list[str]:
+    found = []
+    for edge in graph.publication_edges:
+        source, container = graph.operator(edge.source), graph.container(edge.container)
+        if source.role is not Role.TRAINING:
+            found.append(f"W2: publication edge {_show(edge)}: {edge.source!r} is not a training operator")
+        if container.kind is not ContainerKind.WEIGHTS or container.model != source.model:
+            found.append(
+                f"W2: publication edge {_show(edge)}: container {edge.container!r} does not hold the weights of "
+                f"model {source.model!r}"
+            )
+    return found
+
+
+def _boundary(graph: Rpeg) -> list[str]:
+    found = []
+    read = set().union(*(operator.inputs for operator in graph.operators))
+    written = set().union(*(operator.outputs for operator in graph.operators))
+    data = {container.name for container in graph.containers if container.kind is ContainerKind.DATA}
+    weights = {container.name for container in graph.containers} - data
+    for name in sorted(read & data - written - graph.inputs):
+        found.append(f"W3: container {name!r} is read but nothing writes it and it is no graph input")
+    for name in sorted(written & data - read - graph.outputs):
+        found.append(f"W3: container {name!r} is written but nothing reads it and it is no graph output")
+    for name in sorted(read & weights - graph.inputs):
+        found.append(f"W3: weights {name!r} are read but are no graph input (their version 0)")
+    for name in sorted(written & weights - graph.outputs):
+        found.append(f"W3: weights {name!r} are written but are no graph output")
+    for name in sorted(graph.inputs - read):
+        found.append(f"W3: graph input {name!r} is read by no operator")
+    for name in sorted(graph.outputs - written):
+        found.append(f"W3: graph output {name!r} is written by no operator")
+    return found
+
+
+def _acyclic(graph: Rpeg) -> list[str]:
+    within = nx.MultiDiGraph()
+    within.add_nodes_from(operator.name for operator in graph.operators)
+    within.add_edges_from((edge.source, edge.target) for edge in graph.data_edges)
+    if nx.is_directed_acyclic_graph(within):
+        return []
+    cycle = [source for source, *_ in nx.find_cycle(within)]
+    return [f"W4: data edges form a cycle: {' -> '.join([*cycle, cycle[0]])}"]
+
+
+def _show(edge: object) -> str:
+    return f"{edge.source} -{edge.container}-> {edge.target}"  # type: ignore[attr-defined]

@@ -1,0 +1,253 @@
+"""The problem that a search strategy solves: structures, candidates, cost tables, an evaluator.
+
+Everything plugins contribute is asked once, here; searching only reads tables.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import attrs
+import numpy as np
+
+from rpeg_core.costing.book import ActiveTerm, CostBook
+from rpeg_core.errors import PinError
+from rpeg_core.ir import Role, Rpeg
+from rpeg_core.passes.evaluate import EvaluationOptions, Prediction, evaluate
+from rpeg_core.passes.lower import NodeKind
+from rpeg_core.passes.score import Evaluation, Objective, usable_bytes
+from rpeg_core.planning.assignment import Assignment, ExecutionPlan, Layout
+from rpeg_core.planning.candidates import Candidates, illegal_layout, legal_candidates, origins
+from rpeg_core.planning.structures import Structure
+from rpeg_core.spec.machine import Allocation, DeviceSpace, HardwareProfile
+from rpeg_core.spec.workload import Workload
+
+__all__ = ["Evaluator", "Pin", "Problem", "ReadableEvaluator", "StructureProblem", "build_structure"]
+
+
+@attrs.frozen(kw_only=True)
+class Pin:
+    """The part of one operator's assignment that the user fixes; None leaves it to the search."""
+
+    allocation: Allocation | None = None
+    data: int | None = None
+    pipeline: int | None = None
+    tensor: int | None = None
+    microbatches: int | None = None
+
+
+class Evaluator(Protocol):
+    """Evaluates choices of one structure; the readable and the compiled one are interchangeable."""
+
+    def evaluate(self, choice: Sequence[int]) -> Evaluation:
+        """Evaluate one candidate index per operator, in the graph's operator order."""
+
+    def critical_seconds(self, choice: Sequence[int]) -> np.ndarray:
+        """Seconds that each operator contributes to the critical path of the schedule, shape (operators,)."""
+
+
+@attrs.frozen(kw_only=True, eq=False, slots=False)
+class StructureProblem:
+    """One structure of the search space.
+
+    Attributes:
+        structure: its structural choices.
+        rpeg: its graph.
+        candidates: per operator, in graph order: legal assignments that match the pins and fit a GPU on their own,
+            sorted by time.
+        book: its cost tables.
+        options: how configurations are evaluated.
+    """
+
+    structure: Structure
+    rpeg: Rpeg
+    candidates: tuple[Candidates, ...]
+    book: CostBook
+    options: EvaluationOptions
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        return tuple(op.name for op in self.rpeg.operators)
+
+    @property
+    def empty_operator(self) -> str | None:
+        """An operator without any candidate (nothing fits), or None."""
+        return next((c.operator for c in self.candidates if len(c) == 0), None)
+
+    def plan(self, choice: Sequence[int]) -> dict[str, Assignment]:
+        """The execution plan of one candidate index per operator."""
+        return {
+            candidates.operator: candidates.assignment(index)
+            for candidates, index in zip(self.candidates, choice, strict=True)
+        }
+
+    def predict(self, plan: ExecutionPlan) -> Prediction:
+        """Every level of the evaluation of a legal plan, from the readable evaluator."""
+        return evaluate(self.rpeg, plan, self.book, self.options)
+
+    def seconds(self, operator: int) -> np.ndarray:
+        """Seconds of the unsplit operator for each of its candidates, shape (candidates,)."""
+        candidates = self.candidates[operator]
+        return self.book.operators[candidates.operator].whole.total[candidates.layout]
+
+    @functools.cached_property
+    def evaluator(self) -> Evaluator:
+        """The evaluator for searching."""
+        return ReadableEvaluator(self)
+
+
+class ReadableEvaluator:
+    """The passes, one after the other; slow and obviously right."""
+
+    def __init__(self, problem: StructureProblem) -> None:
+        self._problem = problem
+
+    def evaluate(self, choice: Sequence[int]) -> Evaluation:
+        return self._problem.predict(self._problem.plan(choice)).evaluation
+
+    def critical_seconds(self, choice: Sequence[int]) -> np.ndarray:
+        return critical_seconds(self._problem.predict(self._problem.plan(choice)))
+
+
+def critical_seconds(prediction: Prediction) -> np.ndarray:
+    """Walk back from the last node to finish, each time to the node that held it up; sum OP seconds by operator.
+
+    What holds a node up is the predecessor or the earlier holder of its GPUs that finishes when it starts; of several
+    the one scheduled last.
+    """
+    graph, result = prediction.graph, prediction.schedule
+    predecessors = graph.predecessors()
+    held = {node.index: set(result.segments.within(node.allocation)) for node in graph.nodes}
+    position = {index: place for place, index in enumerate(result.order)}
+    total = np.zeros(len(graph.rpeg.operators))
+    current = max(result.order, key=lambda i: (result.finish_s[i], position[i]))
+    while True:
+        node = graph.nodes[current]
+        if node.kind is NodeKind.OP:
+            total[graph.rpeg.index(node.operator)] += prediction.seconds[current]
+        start = result.start_s[current]
+        blockers = [
+            other
+            for other in result.order[: position[current]]
+            if result.finish_s[other] == start and (other in predecessors[current] or held[other] & held[current])
+        ]
+        if not blockers:
+            return total
+        current = blockers[-1]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Problem:
+    """All structures of one experiment."""
+
+    workload: Workload
+    machine: DeviceSpace
+    hardware: HardwareProfile
+    objective: Objective
+    options: EvaluationOptions
+    structures: tuple[StructureProblem, ...]
+
+
+def build_structure(
+    *,
+    structure: Structure,
+    rpeg: Rpeg,
+    machine: DeviceSpace,
+    hardware: HardwareProfile,
+    workload: Workload,
+    terms: Sequence[ActiveTerm],
+    options: EvaluationOptions,
+    pins: Mapping[str, Pin] | None = None,
+) -> StructureProblem:
+    """Candidates and cost tables of one graph.
+
+    Raises:
+        PinError: a pin breaks P1-P8, or nothing legal matches it.
+        CostTermError: a cost term fails.
+    """
+    legal = {
+        op.name: legal_candidates(op.name, machine, workload, None if op.model is None else rpeg.model(op.model).spec)
+        for op in rpeg.operators
+    }
+    book = CostBook(
+        rpeg=rpeg,
+        machine=machine,
+        hardware=hardware,
+        workload=workload,
+        layouts={name: candidates.layouts for name, candidates in legal.items()},
+        terms=terms,
+    )
+    kept = []
+    for op in rpeg.operators:
+        candidates = legal[op.name]
+        pin = (pins or {}).get(op.name)
+        if pin is not None:
+            candidates = _pinned(candidates, pin, rpeg, op.name, machine, workload)
+        costs = book.operators[op.name]
+        fits = costs.isolated[candidates.layout] <= usable_bytes(hardware.device.memory_bytes)
+        if pin is not None and not fits.any():
+            fits[:] = True  # what the user fixed is kept, so that the report can say why it does not fit
+        indices = np.flatnonzero(fits)
+        seconds = costs.whole.total[candidates.layout[indices]]
+        kept.append(candidates.take(indices[np.argsort(seconds, kind="stable")]))
+    return StructureProblem(
+        structure=structure, rpeg=rpeg, candidates=tuple(kept), book=book, options=options
+    )
+
+
+def _pinned(
+    candidates: Candidates, pin: Pin, rpeg: Rpeg, operator: str, machine: DeviceSpace, workload: Workload
+) -> Candidates:
+    rows = candidates.layouts
+    keep = np.ones(len(candidates), bool)
+    for value, column in (
+        (pin.data, rows.data),
+        (pin.pipeline, rows.pipeline),
+        (pin.tensor, rows.tensor),
+        (pin.microbatches, rows.microbatches),
+    ):
+        if value is not None:
+            keep &= column[candidates.layout] == value
+    matching_degrees = keep.copy()
+    if pin.allocation is not None:
+        keep &= (candidates.start == pin.allocation.start) & (candidates.stop == pin.allocation.stop)
+    if not keep.any():
+        raise PinError(
+            f"pin.{operator} cannot be met",
+            facts=[_pin_reason(pin, rpeg, operator, machine, workload, bool(matching_degrees.any()))],
+            hint="change the pin, or leave the key out and let the search choose it",
+        )
+    return candidates.take(np.flatnonzero(keep))
+
+
+def _pin_reason(
+    pin: Pin, rpeg: Rpeg, operator: str, machine: DeviceSpace, workload: Workload, degrees_are_legal: bool
+) -> str:
+    """The rule that the pin breaks, in the words of the candidates module."""
+    model = rpeg.model_of(operator)
+    spec = None if model is None else model.spec
+    where = pin.allocation
+    if where is not None and where.stop > machine.gpus:
+        return f"P7: GPUs {where} are outside the cluster's 0-{machine.gpus - 1}"
+    tensor, pipeline = pin.tensor or 1, pin.pipeline or 1
+    data = pin.data or 1
+    if where is not None and pin.data is None and where.size % (tensor * pipeline) == 0:
+        data = where.size // (tensor * pipeline)
+    microbatches = pin.microbatches or (1 if pipeline == 1 else pipeline)
+    layout = Layout(data, pipeline, tensor)
+    reason = illegal_layout(machine, workload, spec, layout, microbatches)
+    if reason is not None:
+        return reason
+    if where is not None and degrees_are_legal and layout.gpus == where.size:
+        starts = ", ".join(str(start) for start in origins(machine, layout)[:8])
+        return f"P7: {layout} cannot start at GPU {where.start}; its aligned starts are {starts}"
+    if where is not None:
+        return f"P8: no legal degrees with {_describe(pin)} use exactly the {where.size} GPUs {where}"
+    return f"no legal assignment has {_describe(pin)}"
+
+
+def _describe(pin: Pin) -> str:
+    given = {"dp": pin.data, "pp": pin.pipeline, "tp": pin.tensor, "microbatches": pin.microbatches}
+    return ", ".join(f"{name}={value}" for name, value in given.items() if value is not None) or "any degrees"

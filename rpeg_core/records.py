@@ -1,0 +1,165 @@
+"""The records that plugin hooks return; one per plugin kind (architecture.md, "Distributions and folders")."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from rpeg_core.spec.machine import HardwareProfile
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from rpeg_core.costing.batches import MemoryBatch, OperatorBatch, TransferBatch
+    from rpeg_core.ir import Rpeg
+    from rpeg_core.planning.plan import Plan
+    from rpeg_core.planning.problem import Problem
+    from rpeg_core.planning.search import Progress, SearchBudget, SearchResult
+    from rpeg_core.planning.structures import Structure
+    from rpeg_core.spec.models import ModelSpec
+    from rpeg_core.spec.workload import Workload
+
+__all__ = [
+    "AlgorithmTemplate",
+    "BackendSpec",
+    "CostTerm",
+    "HardwareProfile",
+    "MemoryKind",
+    "ModelRole",
+    "NoSettings",
+    "SearchStrategy",
+    "Target",
+]
+
+
+@attrs.frozen
+class NoSettings:
+    """The settings class of a plugin that has none."""
+
+
+@attrs.frozen(kw_only=True)
+class ModelRole:
+    """One model that an algorithm needs: the key under ``models:`` in the experiment file.
+
+    Attributes:
+        name: e.g. ``actor``.
+        trainable: True when the algorithm updates its weights (such models carry a staleness budget).
+        head: the default head, ``lm`` or ``scalar``.
+        optional: True when the experiment may leave it out (e.g. GRPO's reward model).
+    """
+
+    name: str
+    trainable: bool
+    head: str
+    optional: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class AlgorithmTemplate:
+    """A recipe that builds the graph of one RL step.
+
+    Attributes:
+        name: what ``algorithm:`` names.
+        summary: one line.
+        roles: the models it needs.
+        build: ``build(workload, models, structure, settings) -> Rpeg``; ``models`` maps role name to ModelSpec.
+        structures: the structural options it offers beside staleness, e.g. ``("actor_critic_sharing",)``.
+        semantics: dotted name ``pkg.module:obj`` of the run-time losses, imported by backends only.
+        settings: attrs class of its settings.
+    """
+
+    name: str
+    summary: str
+    roles: tuple[ModelRole, ...]
+    build: Callable[[Workload, Mapping[str, ModelSpec], Structure, Any], Rpeg]
+    structures: tuple[str, ...] = ()
+    semantics: str | None = None
+    settings: type = NoSettings
+
+
+class Target(enum.Enum):
+    """What a cost term prices."""
+
+    OPERATOR = "operator"  # seconds of an OP node
+    TRANSFER = "transfer"  # seconds of a COMM or RESHARD node
+    MEMORY = "memory"  # bytes on each GPU of an operator
+
+
+class MemoryKind(enum.Enum):
+    """When bytes are held (model.md, section 4). Core decides from the placement which ones count where."""
+
+    TRAINING_STATE = "training state"  # persistent on the GPUs that train the model
+    WEIGHTS = "weights"  # persistent for frozen and shadow copies, else only while the operator runs
+    TRANSIENT = "transient"  # only while the operator runs
+
+
+@attrs.frozen(kw_only=True)
+class CostTerm:
+    """One additive term of a cost model.
+
+    Attributes:
+        name: ``model.term``, e.g. ``analytical.gemm``; ``costs: [analytical]`` selects all terms of a model.
+        summary: one line, with the equation it stands for.
+        target: what it prices.
+        quantity: the label in reports, e.g. ``gemm`` or ``KV cache``.
+        function: pure and vectorised, called once per problem and operator, never in the search loop:
+            ``OperatorBatch -> seconds``, ``TransferBatch -> seconds`` or ``MemoryBatch -> bytes``, each a
+            float64 array with one value per layout (or per transfer), finite and >= 0.
+        memory: for ``Target.MEMORY``, when the bytes are held.
+        settings: attrs class of its settings; the instance reaches the function as ``batch.settings``.
+    """
+
+    name: str
+    summary: str
+    target: Target
+    quantity: str
+    function: Callable[[OperatorBatch], np.ndarray] | Callable[[TransferBatch], np.ndarray] | Callable[[MemoryBatch], np.ndarray]
+    memory: MemoryKind | None = None
+    settings: type = NoSettings
+
+
+@attrs.frozen(kw_only=True)
+class SearchStrategy:
+    """A way to look for the best configuration.
+
+    Attributes:
+        name: what ``search.strategy`` names.
+        summary: one line.
+        guarantee: ``heuristic``, ``baseline`` or ``optimal``.
+        run: ``run(problem, budget, settings, progress) -> SearchResult``; must return the best plan found so
+            far when ``progress.cancelled`` turns true.
+        settings: attrs class of its settings.
+    """
+
+    name: str
+    summary: str
+    guarantee: str
+    run: Callable[[Problem, SearchBudget, Any, Progress], SearchResult]
+    settings: type = NoSettings
+
+
+@attrs.frozen(kw_only=True)
+class BackendSpec:
+    """Something that executes a plan or exports it to another framework.
+
+    Attributes:
+        name: what ``rpeg run --backend`` or ``rpeg export --to`` names.
+        summary: one line.
+        can: subset of ``{"execute", "export"}``.
+        probe: ``() -> str | None``: why this machine cannot use it, or None.
+        open: ``open(plan, settings) -> session`` for ``execute``: a context manager whose ``run(steps, progress)``
+            executes the plan's graph and returns a :class:`rpeg_core.runtime.trace.Trace`.
+        render: ``render(plan, settings) -> Mapping[str, str]`` for ``export``: file name to content.
+        settings: attrs class of its settings.
+    """
+
+    name: str
+    summary: str
+    can: frozenset[str]
+    probe: Callable[[], str | None]
+    open: Callable[[Plan, Any], Any] | None = None
+    render: Callable[[Plan, Any], Mapping[str, str]] | None = None
+    settings: type = NoSettings
