@@ -283,7 +283,7 @@ def _expected(tp: Any, info: _Info) -> str:
     if info.maximum is not None:
         bounds.append(f"at most {info.maximum}")
     noun = "an integer" if tp is int else "a finite number"
-    return " ".join([noun, " and ".join(bounds)]).rstrip()
+    return f"{noun} of {' and '.join(bounds)}" if bounds else noun
 
 
 def _convert(tp: Any, info: _Info, value: object) -> object:
