@@ -1,0 +1,109 @@
+"""The graph of one PPO step (paper, section A-D: tables VII to IX and the edges below them)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import attrs
+
+from rpeg_core import Rpeg, RpegBuilder, setting
+from rpeg_core.errors import ExperimentError
+from rpeg_core.planning.structures import Structure
+from rpeg_core.spec.models import Head, ModelSpec
+from rpeg_core.spec.workload import Workload
+
+__all__ = ["Settings", "build"]
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """Settings of ``ppo``."""
+
+    explicit_rollout_edges: bool = setting(
+        False,
+        help="Charge the transfer of completions and actor log-probabilities from generation to training.",
+    )
+
+
+def build(
+    workload: Workload, models: Mapping[str, ModelSpec], structure: Structure, settings: Settings
+) -> Rpeg:
+    """One step of PPO: 6 operators, or 5 when actor and critic share a backbone.
+
+    Args:
+        workload: gives B, R, Lp, Lr and s_b, the bytes of an element of every container (paper, table VIII).
+        models: specs of ``actor``, ``critic``, ``reward`` and ``reference``.
+        structure: ``actor_critic_sharing`` selects PPO-AC, whose one trainable model is ``actor_critic``: the
+            actor with a language-model and a scalar head. **[choice]** Its inference recomputes the values.
+        settings: with ``explicit_rollout_edges`` training gets what generation writes over edges of its own;
+            otherwise it reaches training through the assessment operators (paper, table IX).
+
+    Raises:
+        ExperimentError: actor and critic are to share a backbone but differ in architecture.
+    """
+    per_token = workload.sequences * workload.response_tokens
+    shared = structure.actor_critic_sharing
+
+    b = RpegBuilder("ppo-ac" if shared else "ppo", weight_bytes_per_element=workload.bytes_per_element)
+    if shared:
+        actor = critic = "actor_critic"
+        b.model(actor, _shared_backbone(models), trainable=True, staleness=structure.tau(actor))
+    else:
+        actor, critic = "actor", "critic"
+        for name in (actor, critic):
+            b.model(name, models[name], trainable=True, staleness=structure.tau(name))
+    b.model("reward", models["reward"], trainable=False)
+    b.model("reference", models["reference"], trainable=False)
+
+    data = functools.partial(b.data, bytes_per_element=workload.bytes_per_element)
+    prompts = data("prompts", elements=workload.prompts * workload.prompt_tokens)
+    completions = data("completions", elements=workload.tokens_per_step)
+    actor_logprobs = data("actor_logprobs", elements=per_token)
+    reference_logprobs = data("reference_logprobs", elements=per_token)
+    values = data("values", elements=per_token)
+    rewards = data("rewards", elements=workload.sequences)
+
+    rollout = b.generation(
+        f"{actor}_generation", actor, reads=[prompts], writes=[completions, actor_logprobs]
+    )
+    reference = b.inference(
+        "reference_inference", "reference", reads=[completions], writes=[reference_logprobs]
+    )
+    reward = b.inference("reward_inference", "reward", reads=[completions], writes=[rewards])
+    value = b.inference(f"{critic}_inference", critic, reads=[completions], writes=[values])
+    signals = (completions, reference_logprobs, rewards, values)
+    actor_training = b.training(f"{actor}_training", actor, reads=[*signals, actor_logprobs])
+    trainings = [actor_training]
+    if not shared:
+        trainings.append(b.training(f"{critic}_training", critic, reads=signals))
+
+    b.connect(rollout, completions, reference, reward, value)
+    b.connect(reference, reference_logprobs, *trainings)
+    b.connect(reward, rewards, *trainings)
+    b.connect(value, values, *trainings)
+    if settings.explicit_rollout_edges:
+        b.connect(rollout, completions, *trainings)
+        b.connect(rollout, actor_logprobs, actor_training)
+    b.publish(actor_training, rollout)
+    b.publish(trainings[-1], value)
+    return b.build()
+
+
+def _shared_backbone(models: Mapping[str, ModelSpec]) -> ModelSpec:
+    """The actor with both heads (paper, A-J2b, S1)."""
+    actor, critic = models["actor"], models["critic"]
+    differences = [
+        f"{field.name}: actor {getattr(actor, field.name)!r}, critic {getattr(critic, field.name)!r}"
+        for field in attrs.fields(ModelSpec)
+        if field.name not in ("name", "source", "head")
+        and getattr(actor, field.name) != getattr(critic, field.name)
+    ]
+    if differences:
+        raise ExperimentError(
+            f"structure.actor_critic_sharing is true, but models.actor ({actor.name}) and models.critic "
+            f"({critic.name}) have different architectures",
+            facts=[*differences, "allowed: one backbone, which may differ in its head only"],
+            hint="set structure.actor_critic_sharing: [false]",
+        )
+    return actor.with_head(Head.LM_AND_SCALAR)
