@@ -20,22 +20,12 @@ from rpeg_core.passes.lower import NodeKind
 from rpeg_core.passes.score import Evaluation, Objective, usable_bytes
 from rpeg_core.planning.assignment import Assignment, ExecutionPlan, Layout
 from rpeg_core.planning.candidates import Candidates, illegal_layout, legal_candidates, origins
+from rpeg_core.planning.pins import Pin
 from rpeg_core.planning.structures import Structure
-from rpeg_core.spec.machine import Allocation, DeviceSpace, HardwareProfile
+from rpeg_core.spec.machine import DeviceSpace, HardwareProfile
 from rpeg_core.spec.workload import Workload
 
-__all__ = ["Evaluator", "Pin", "Problem", "ReadableEvaluator", "StructureProblem", "build_structure"]
-
-
-@attrs.frozen(kw_only=True)
-class Pin:
-    """The part of one operator's assignment that the user fixes; None leaves it to the search."""
-
-    allocation: Allocation | None = None
-    data: int | None = None
-    pipeline: int | None = None
-    tensor: int | None = None
-    microbatches: int | None = None
+__all__ = ["Evaluator", "Problem", "ReadableEvaluator", "StructureProblem", "build_structure"]
 
 
 class Evaluator(Protocol):

@@ -1,0 +1,252 @@
+"""From an experiment to a problem, and from a solution to a plan: the only place where planning meets plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from rpeg_core.costing.book import ActiveTerm
+from rpeg_core.errors import ExperimentError, UnknownKeyError, suggest
+from rpeg_core.ir import Rpeg, to_text
+from rpeg_core.passes.evaluate import EvaluationOptions
+from rpeg_core.planning.assignment import ExecutionPlan
+from rpeg_core.planning.pins import Pin
+from rpeg_core.planning.plan import Plan, PluginUse, summarize
+from rpeg_core.planning.problem import Problem, StructureProblem, build_structure
+from rpeg_core.planning.search import Progress, SearchBudget, SearchResult
+from rpeg_core.planning.structures import STRUCTURAL_OPTIONS, Structure, enumerate_structures
+from rpeg_core.plugins.registry import Registry
+from rpeg_core.records import AlgorithmTemplate, HardwareProfile, SearchStrategy
+from rpeg_core.settings import Override, build_settings
+from rpeg_core.spec.experiment import Experiment
+from rpeg_core.spec.machine import DeviceSpace
+from rpeg_core.spec.models import Head, ModelSpec
+
+__all__ = ["DEFAULT_SECONDS", "Planner"]
+
+DEFAULT_SECONDS = 10.0
+"""Search budget when the experiment states none."""
+
+
+class Planner:
+    """An experiment with its plugins resolved.
+
+    Args:
+        experiment: what to plan.
+        registry: where plugins come from.
+        overrides: ``--set`` values, on top of the experiment's ``settings:``.
+
+    Raises:
+        MissingPluginError, PluginError: a named plugin is not installed or not usable.
+        ExperimentError, UnknownKeyError: the experiment does not fit its algorithm or hardware.
+        SettingsError: a setting does not exist or has a value that is not allowed.
+    """
+
+    def __init__(self, experiment: Experiment, registry: Registry, overrides: Sequence[Override] = ()) -> None:
+        self.experiment, self._registry, self._overrides = experiment, registry, tuple(overrides)
+        self._settings_read: set[str] = set()
+        hardware = registry.get("hardware", experiment.cluster.hardware)
+        algorithm = registry.get("algorithm", experiment.algorithm)
+        self.hardware = _hardware(hardware.record, experiment)
+        self.machine = DeviceSpace(
+            racks=experiment.cluster.racks,
+            nodes_per_rack=experiment.cluster.nodes_per_rack,
+            gpus_per_node=experiment.cluster.gpus_per_node or self.hardware.gpus_per_node,
+        )
+        self.template: AlgorithmTemplate = algorithm.record
+        self._template_settings = self._settings(self.template.name, self.template.settings)
+        terms = registry.cost_terms(experiment.costs or self.hardware.default_costs)
+        self.terms = tuple(
+            ActiveTerm(
+                term=loaded.record,
+                settings=self._settings(loaded.record.name, loaded.record.settings),
+                distribution=loaded.distribution,
+                version=loaded.version,
+            )
+            for loaded in terms
+        )
+        self.models = _models(self.template, experiment)
+        self.options = EvaluationOptions(steps=experiment.horizon_steps, split_lengths=experiment.split_lengths)
+        self._uses = [
+            PluginUse(kind=kind, name=loaded.record.name, distribution=loaded.distribution, version=loaded.version)
+            for kind, loaded in (("algorithm", algorithm), ("hardware", hardware), *(("cost", t) for t in terms))
+        ]
+
+    def strategy(self, name: str | None = None) -> tuple[SearchStrategy, Any]:
+        """A search strategy (the experiment's by default) and its settings; its ``seed`` is the experiment's."""
+        loaded = self._registry.get("search", name or self.experiment.search.strategy)
+        record: SearchStrategy = loaded.record
+        seeded = {"seed": self.experiment.search.seed} if "seed" in attrs.fields_dict(record.settings) else {}
+        self._uses.append(
+            PluginUse(kind="search", name=record.name, distribution=loaded.distribution, version=loaded.version)
+        )
+        return record, self._settings(record.name, record.settings, seeded)
+
+    def structures(self) -> tuple[Structure, ...]:
+        """Every structure that the experiment allows and the template offers.
+
+        Raises:
+            ExperimentError: an option is asked for that the template does not offer.
+        """
+        choices = self.experiment.structure
+        for option in STRUCTURAL_OPTIONS:
+            if option not in self.template.structures and any(getattr(choices, option)):
+                offered = ", ".join(self.template.structures) or "none"
+                raise ExperimentError(
+                    f"structure.{option} is {list(getattr(choices, option))}",
+                    facts=[f"allowed: [False]; algorithm {self.template.name!r} offers: {offered}"],
+                    hint=f"remove structure.{option}",
+                )
+        shared = None
+        if any(choices.actor_critic_sharing):
+            shared = tuple(self.graph(Structure(staleness=(), actor_critic_sharing=True)).staleness)
+        separate = tuple(self.graph(Structure(staleness=())).staleness)
+        return enumerate_structures(choices, separate, shared)
+
+    def graph(self, structure: Structure) -> Rpeg:
+        """The graph that the algorithm template builds for a structure."""
+        return self.template.build(self.experiment.workload, self.models, structure, self._template_settings)
+
+    def problem(self, pins: Mapping[str, Pin] | None = None) -> Problem:
+        """The problem to search; ``pins`` replaces the experiment's.
+
+        Raises:
+            PinError: a pin cannot be met.
+            CostTermError: a cost term fails.
+            UnknownKeyError: a pin or a setting names nothing that exists.
+        """
+        pins = self.experiment.pins if pins is None else pins
+        graphs = [(structure, self.graph(structure)) for structure in self.structures()]
+        self._check_pins(pins, [graph for _, graph in graphs])
+        built: dict[str, StructureProblem] = {}  # graphs that differ in staleness only share candidates and costs
+        problems = []
+        for structure, graph in graphs:
+            if not set(pins) <= {op.name for op in graph.operators}:
+                continue
+            key = to_text(attrs.evolve(graph, models=tuple(attrs.evolve(m, staleness=0) for m in graph.models)))
+            if key not in built:
+                built[key] = build_structure(
+                    structure=structure,
+                    rpeg=graph,
+                    machine=self.machine,
+                    hardware=self.hardware,
+                    workload=self.experiment.workload,
+                    terms=self.terms,
+                    options=self.options,
+                    pins=pins,
+                )
+            problems.append(attrs.evolve(built[key], structure=structure, rpeg=graph))
+        self._check_settings()
+        return Problem(
+            workload=self.experiment.workload,
+            machine=self.machine,
+            hardware=self.hardware,
+            objective=self.experiment.objective,
+            options=self.options,
+            structures=tuple(problems),
+        )
+
+    def structure_problem(self, plan: Plan) -> StructureProblem:
+        """The structure of an existing plan, every operator pinned to it."""
+        pins = {name: Pin.of(assignment) for name, assignment in plan.assignments.items()}
+        return build_structure(
+            structure=plan.structure,
+            rpeg=plan.rpeg,
+            machine=self.machine,
+            hardware=self.hardware,
+            workload=self.experiment.workload,
+            terms=self.terms,
+            options=self.options,
+            pins=pins,
+        )
+
+    def search(self, problem: Problem, progress: Progress, strategy: str | None = None) -> SearchResult:
+        """Run a strategy with the experiment's budget."""
+        record, settings = self.strategy(strategy)
+        choice = self.experiment.search
+        seconds = choice.seconds
+        if seconds is None and choice.evaluations is None:
+            seconds = DEFAULT_SECONDS
+        return record.run(problem, SearchBudget(seconds=seconds, evaluations=choice.evaluations), settings, progress)
+
+    def plan(self, problem: StructureProblem, assignments: ExecutionPlan, search: Mapping[str, Any]) -> Plan:
+        """The artifact of one configuration."""
+        return Plan(
+            experiment=self.experiment,
+            structure=problem.structure,
+            rpeg=problem.rpeg,
+            assignments=dict(assignments),
+            machine=self.machine,
+            options=self.options,
+            prediction=summarize(problem.predict(assignments), self.options, self.hardware.device.memory_bytes),
+            plugins=tuple(dict.fromkeys(self._uses)),
+            search=dict(search),
+        )
+
+    def _settings(self, name: str, cls: type, defaults: Mapping[str, Any] | None = None) -> Any:
+        self._settings_read.add(name)
+        values: dict[str, Any] = {**(defaults or {}), **self.experiment.settings.get(name, {})}
+        origins = dict.fromkeys(self.experiment.settings.get(name, {}), f"settings.{name}")
+        for override in self._overrides:
+            if override.target == name:
+                values[override.name] = override.text
+                origins[override.name] = override.origin
+        return build_settings(cls, values, where=f"settings.{name}", origins=origins)
+
+    def _check_settings(self) -> None:
+        """Settings must name a record that exists; those of records that are installed but unused are harmless."""
+        asked = {*self.experiment.settings, *(override.target for override in self._overrides)}
+        for name in sorted(asked - self._settings_read):
+            kinds = ("algorithm", "cost", "search", "backend")
+            known = sorted({record.name for kind in kinds for record in self._registry.records(kind)})
+            if name not in known:
+                raise UnknownKeyError(
+                    f"settings.{name} names no plugin", facts=[f"allowed: {', '.join(known)}"], hint=suggest(name, known)
+                )
+
+    def _check_pins(self, pins: Mapping[str, Pin], graphs: Sequence[Rpeg]) -> None:
+        names = [{op.name for op in graph.operators} for graph in graphs]
+        every = sorted(set().union(*names))
+        for name in pins:
+            if name not in every:
+                raise UnknownKeyError(
+                    f"pin.{name} names no operator of {self.template.name!r}",
+                    facts=[f"allowed: {', '.join(every)}"],
+                    hint=suggest(name, every),
+                )
+        if not any(set(pins) <= operators for operators in names):
+            raise ExperimentError(
+                "pin names operators that no single structure has together",
+                facts=[f"structure {i}: {', '.join(sorted(operators))}" for i, operators in enumerate(names)],
+                hint="pin operators of one structure only",
+            )
+
+
+def _hardware(profile: HardwareProfile, experiment: Experiment) -> HardwareProfile:
+    if experiment.cluster.memory_gb is None:
+        return profile
+    device = attrs.evolve(profile.device, memory_bytes=round(experiment.cluster.memory_gb * 1e9))
+    return attrs.evolve(profile, device=device)
+
+
+def _models(template: AlgorithmTemplate, experiment: Experiment) -> dict[str, ModelSpec]:
+    roles = {role.name: role for role in template.roles}
+    for name in experiment.models:
+        if name not in roles:
+            raise UnknownKeyError(
+                f"models.{name} is no model of algorithm {template.name!r}",
+                facts=[f"allowed: {', '.join(roles)}"],
+                hint=suggest(name, roles),
+            )
+    missing = [role.name for role in template.roles if not role.optional and role.name not in experiment.models]
+    if missing:
+        raise ExperimentError(
+            f"models.{missing[0]} is missing",
+            facts=[f"algorithm {template.name!r} needs: {', '.join(r.name for r in template.roles if not r.optional)}"],
+        )
+    return {
+        name: spec if name in experiment.heads_given else spec.with_head(Head(roles[name].head))
+        for name, spec in experiment.models.items()
+    }
