@@ -1,0 +1,36 @@
+# Two commands do all the set-up on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN     = $(VENV)/bin
+PLUGINS = $(sort $(wildcard plugins/*/*/pyproject.toml))
+READY   = $(VENV)/.ready
+
+.PHONY: setup demo test test-slow lint bench docs clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt $(PLUGINS)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt hatchling editables
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation \
+		--editable '.[test]' $(foreach plugin,$(PLUGINS),--editable $(dir $(plugin)))
+	touch $@
+
+demo: setup
+	$(BIN)/rpeg plan examples/ppo-llama3.1-8b-gh200.yaml --output build/demo/plan.json
+	$(BIN)/rpeg run build/demo/plan.json --backend simulator --trace build/demo/trace.jsonl
+
+test: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pytest -n 2 --dist loadfile -m "not slow"
+
+test-slow: setup
+	$(BIN)/pytest -n 2 --dist loadfile
+
+lint: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build
