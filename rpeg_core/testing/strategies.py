@@ -1,0 +1,270 @@
+"""Hypothesis strategies: random well-formed graphs, machines, workloads and legal plans.
+
+Needs ``hypothesis``. A property of a pass is stated over :func:`configurations`::
+
+    @given(configurations())
+    def test_lowered_graphs_are_acyclic(configuration):
+        ...
+
+Graphs are random within what makes sense in RL: every operator that serves a trainable model gets its
+weights published and comes before the model's training; a container that reaches an operator without an edge
+of its own was written by one of its data ancestors. Names and the operators' order are unrelated to the data
+flow, so that a pass which confuses them fails.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from hypothesis import strategies as st
+
+from rpeg_core.ir import Role, Rpeg, RpegBuilder
+from rpeg_core.planning.assignment import Assignment, ExecutionPlan
+from rpeg_core.planning.candidates import legal_candidates
+from rpeg_core.spec.machine import DeviceSpace
+from rpeg_core.spec.models import Head, ModelSpec
+from rpeg_core.spec.workload import LengthQuantile, Workload
+
+__all__ = [
+    "Configuration",
+    "configurations",
+    "execution_plans",
+    "machines",
+    "model_specs",
+    "rpegs",
+    "workloads",
+]
+
+MIN_OPERATORS = 2
+MAX_OPERATORS = 8
+
+
+@attrs.frozen(kw_only=True)
+class Configuration:
+    """One configuration ``C = (G, P)`` with the machine and the workload it is legal for."""
+
+    rpeg: Rpeg
+    plan: ExecutionPlan
+    machine: DeviceSpace
+    workload: Workload
+
+
+@st.composite
+def model_specs(draw: st.DrawFn, *, name: str = "random", head: Head = Head.LM) -> ModelSpec:
+    """A small dense model: 1 to 8 layers, 2 to 8 heads, grouped-query or not, gated or not, tied or not."""
+    heads = draw(st.sampled_from((2, 4, 8)))
+    head_dim = draw(st.sampled_from((4, 8)))
+    return ModelSpec(
+        name=name,
+        family="random",
+        layers=draw(st.sampled_from((1, 2, 3, 4, 6, 8))),
+        hidden=heads * head_dim,
+        heads=heads,
+        kv_heads=draw(st.sampled_from([kv for kv in (1, 2, 4, 8) if kv <= heads])),
+        head_dim=head_dim,
+        ffn=heads * head_dim * draw(st.integers(1, 4)),
+        gated_ffn=draw(st.booleans()),
+        vocab=draw(st.integers(8, 64)),
+        tied_embeddings=draw(st.booleans()),
+        head=head,
+        source="drawn at random",
+    )
+
+
+@st.composite
+def machines(draw: st.DrawFn, *, max_gpus: int = 32) -> DeviceSpace:
+    """1 or 2 racks of 1 to 4 nodes of 1 to 8 GPUs, ``max_gpus`` at most; node counts may be odd."""
+    gpus = draw(st.sampled_from([n for n in (1, 2, 4, 8) if n <= max_gpus]))
+    nodes = draw(st.integers(1, min(4, max_gpus // gpus)))
+    racks = draw(st.integers(1, min(2, max_gpus // (gpus * nodes))))
+    return DeviceSpace(racks=racks, nodes_per_rack=nodes, gpus_per_node=gpus)
+
+
+@st.composite
+def workloads(draw: st.DrawFn, *, max_phases: int = 4) -> Workload:
+    """Up to 64 prompts of 1 to 4 rollouts, with 1 to ``max_phases`` length phases."""
+    response_tokens = draw(st.integers(max_phases, 200))
+    cuts = st.lists(st.integers(1, response_tokens - 1), max_size=max_phases - 1, unique=True)
+    tokens = [*sorted(draw(cuts)), response_tokens]
+    # Eighths are exact in binary, so that sums over phases can be compared with ==.
+    eighths = sorted(
+        draw(st.lists(st.integers(1, 7), min_size=len(tokens) - 1, max_size=len(tokens) - 1, unique=True))
+    )
+    fractions = [*(n / 8 for n in eighths), 1.0]
+    quantiles = tuple(map(LengthQuantile, fractions, tokens))
+    return Workload(
+        prompts=draw(st.sampled_from((1, 2, 3, 4, 6, 8, 16, 32, 64))),
+        rollouts_per_prompt=draw(st.integers(1, 4)),
+        prompt_tokens=draw(st.integers(1, 100)),
+        response_tokens=response_tokens,
+        response_lengths=quantiles if len(quantiles) > 1 else (),
+    )
+
+
+@st.composite
+def rpegs(
+    draw: st.DrawFn,
+    *,
+    min_operators: int = MIN_OPERATORS,
+    max_operators: int = MAX_OPERATORS,
+    max_staleness: int = 3,
+) -> Rpeg:
+    """A well-formed graph of ``min_operators`` to ``max_operators`` operators and one to several models.
+
+    It has at least one trainable model and one serving operator. Models may be served more than once, or only
+    trained; functions without a model occur; several containers may flow between one pair of operators.
+    """
+    total = draw(st.integers(min_operators, max_operators))
+    trained = draw(st.integers(1, min(3, total - 1)))
+    return _Drawing(draw, serving=total - trained, trained=trained, max_staleness=max_staleness).graph()
+
+
+@st.composite
+def execution_plans(
+    draw: st.DrawFn, rpeg: Rpeg, machine: DeviceSpace, workload: Workload
+) -> dict[str, Assignment]:
+    """A legal plan. Operators often share an allocation or a whole assignment, as in good plans."""
+    plan: dict[str, Assignment] = {}
+    for operator in rpeg.operators:
+        model = rpeg.model_of(operator.name)
+        spec = None if model is None else model.spec
+        candidates = legal_candidates(operator.name, machine, workload, spec)
+        known = sorted({a for a in plan.values() if candidates.find(a) is not None})
+        taken = {(a.allocation.start, a.allocation.stop) for a in plan.values()}
+        places = zip(candidates.start.tolist(), candidates.stop.tolist(), strict=True)
+        beside = [index for index, place in enumerate(places) if place in taken]
+        choices = [st.integers(0, len(candidates) - 1).map(candidates.assignment)]
+        if known:
+            choices.append(st.sampled_from(known))
+        if beside:
+            choices.append(st.sampled_from(beside).map(candidates.assignment))
+        plan[operator.name] = draw(st.one_of(choices))
+    return plan
+
+
+@st.composite
+def configurations(draw: st.DrawFn, **limits: Any) -> Configuration:
+    """A graph (``limits`` as for :func:`rpegs`), a machine, a workload and a plan that is legal for them."""
+    rpeg, machine, workload = draw(rpegs(**limits)), draw(machines()), draw(workloads())
+    plan = draw(execution_plans(rpeg, machine, workload))
+    return Configuration(rpeg=rpeg, plan=plan, machine=machine, workload=workload)
+
+
+@attrs.frozen
+class _Draft:
+    """An operator before it has a place in the graph's order; ``parents`` are earlier drafts."""
+
+    name: str
+    role: Role
+    model: str | None
+    parents: tuple[int, ...]
+    writes: tuple[str, ...]
+
+
+class _Drawing:
+    """One graph, drawn in the order of its data flow and declared in another."""
+
+    def __init__(self, draw: st.DrawFn, *, serving: int, trained: int, max_staleness: int) -> None:
+        self.draw, self.max_staleness = draw, max_staleness
+        self.trainable = [f"policy_{i}" for i in range(trained)]
+        self.frozen = [f"judge_{i}" for i in range(draw(st.integers(0, 3)))]
+        labels = draw(st.permutations(range(serving + trained)))
+        self.names = [f"op_{label}" for label in labels]
+        self.drafts: list[_Draft] = []
+        for _ in range(serving):
+            self.drafts.append(self.serving_operator())
+        for model in self.trainable:
+            self.drafts.append(self.training_operator(model))
+
+    def serving_operator(self) -> _Draft:
+        index = len(self.drafts)
+        model = self.draw(st.sampled_from([*self.trainable, *self.frozen, None]))
+        roles = [Role.INFERENCE] if model is None else [Role.GENERATION, Role.INFERENCE]
+        return _Draft(
+            name=self.names[index],
+            role=self.draw(st.sampled_from(roles)),
+            model=model,
+            parents=self.some(range(index)),
+            writes=tuple(f"data_{index}_{i}" for i in range(self.draw(st.integers(1, 2)))),
+        )
+
+    def training_operator(self, model: str) -> _Draft:
+        serving = [i for i, draft in enumerate(self.drafts) if draft.role is not Role.TRAINING]
+        own = [i for i in serving if self.drafts[i].model == model]
+        parents = tuple(sorted({*own, *self.some(serving)}))
+        return _Draft(self.names[len(self.drafts)], Role.TRAINING, model, parents, ())
+
+    def some(self, indices: Any) -> tuple[int, ...]:
+        """A subset, ascending."""
+        pool = list(indices)
+        return tuple(sorted(self.draw(st.sets(st.sampled_from(pool))))) if pool else ()
+
+    def ancestors(self, index: int) -> frozenset[int]:
+        parents = self.drafts[index].parents
+        return frozenset(parents).union(*(self.ancestors(parent) for parent in parents))
+
+    def graph(self) -> Rpeg:
+        builder = RpegBuilder("random")
+        self.declare_models(builder)
+        builder.data("prompts", elements=self.elements(), bytes_per_element=2)
+        for draft in self.drafts:
+            for name in draft.writes:
+                builder.data(
+                    name, elements=self.elements(), bytes_per_element=self.draw(st.sampled_from((2, 4)))
+                )
+        # Along every edge at least one container; one that arrives over no edge comes from an ancestor.
+        carried: dict[tuple[int, int], tuple[str, ...]] = {}
+        for index, draft in enumerate(self.drafts):
+            for parent in draft.parents:
+                writes = self.drafts[parent].writes
+                carried[parent, index] = writes[: self.draw(st.integers(1, len(writes)))]
+        for index in self.draw(st.permutations(range(len(self.drafts)))):
+            self.declare_operator(builder, index, carried)
+        for (source, target), names in sorted(carried.items()):
+            for name in names:
+                builder.connect(self.names[source], name, self.names[target])
+        for draft in self.drafts:
+            if draft.role is Role.TRAINING:
+                served = [
+                    d.name for d in self.drafts if d.model == draft.model and d.role is not Role.TRAINING
+                ]
+                builder.publish(draft.name, *served)
+        return builder.build()
+
+    def declare_models(self, builder: RpegBuilder) -> None:
+        generating = {draft.model for draft in self.drafts if draft.role is Role.GENERATION}
+        used = {draft.model for draft in self.drafts}
+        for name in self.draw(st.permutations([*self.trainable, *self.frozen])):
+            if name in used:
+                head = Head.LM if name in generating else self.draw(st.sampled_from(list(Head)))
+                trainable = name in self.trainable
+                builder.model(
+                    name,
+                    self.draw(model_specs(name=name, head=head)),
+                    trainable=trainable,
+                    staleness=self.draw(st.integers(0, self.max_staleness)) if trainable else 0,
+                )
+
+    def declare_operator(
+        self, builder: RpegBuilder, index: int, carried: dict[tuple[int, int], tuple[str, ...]]
+    ) -> None:
+        draft = self.drafts[index]
+        over_edges = {name for parent in draft.parents for name in carried[parent, index]}
+        reachable = [name for i in sorted(self.ancestors(index)) for name in self.drafts[i].writes]
+        reads = over_edges | set(self.some_names(reachable)) or {"prompts"}
+        if draft.role is Role.TRAINING:
+            builder.training(draft.name, draft.model, reads=reads)
+        elif draft.model is None:
+            seconds = self.draw(st.sampled_from((0.0, 1e-3, 0.25)))
+            builder.function(draft.name, reads=reads, writes=draft.writes, seconds_per_sample=seconds)
+        elif draft.role is Role.GENERATION:
+            builder.generation(draft.name, draft.model, reads=reads, writes=draft.writes)
+        else:
+            builder.inference(draft.name, draft.model, reads=reads, writes=draft.writes)
+
+    def some_names(self, names: list[str]) -> frozenset[str]:
+        return frozenset(self.draw(st.sets(st.sampled_from(names), max_size=2))) if names else frozenset()
+
+    def elements(self) -> int:
+        return self.draw(st.integers(0, 10_000))
