@@ -87,6 +87,22 @@ def rpeg_hardware() -> Iterable[HardwareProfile]:
         from rpeg_core import AlphaBeta, Device, GemmEfficiency, HardwareProfile, LinkTier, hookimpl
 
 
+        MEASURED = [
+            "device.memory_bandwidth_bytes_per_s",
+            "device.peak_flops_per_s",
+            *(
+                f"tiers.{tier}.{traffic}.{number}"
+                for tier in ("intra_node", "inter_node", "inter_rack")
+                for traffic in ("collective", "p2p")
+                for number in ("latency_s", "bandwidth_bytes_per_s")
+            ),
+            "efficiency.gamma_m_rows",
+            "efficiency.gamma_k_columns",
+            "non_gemm_layer_s",
+            "non_gemm_reference_batch",
+        ]
+
+
         def tier(latency_s, bandwidth_bytes_per_s):
             link = AlphaBeta(latency_s, bandwidth_bytes_per_s)
             return LinkTier(collective=link, p2p=link)
@@ -107,7 +123,11 @@ def rpeg_hardware() -> Iterable[HardwareProfile]:
                 efficiency=GemmEfficiency(gamma_m_rows=512.0, gamma_k_columns=256.0),
                 non_gemm_layer_s=1e-4,
                 non_gemm_reference_batch=8,
-                sources={"device": "Acme datasheet, 2025", "tiers": "measured with rpeg calibrate"},
+                sources={
+                    "gpus_per_node": "Acme One data sheet, 2025, page 2",
+                    "device.memory_bytes": "Acme One data sheet, 2025, page 3",
+                    **dict.fromkeys(MEASURED, "rpeg calibrate on acme-cluster, 2025-03-01"),
+                },
             )
     """
 
@@ -141,7 +161,7 @@ def rpeg_cost_terms() -> Iterable[CostTerm]:
 
 
         def launch_s(batch):
-            return np.full(len(batch), batch.settings.launch_s)
+            return np.full(len(batch.layouts), batch.settings.launch_s)
 
 
         @hookimpl

@@ -35,7 +35,7 @@ def rpeg_hardware():
             efficiency=GemmEfficiency(gamma_m_rows=512.0, gamma_k_columns=256.0),
             non_gemm_layer_s=1e-4,
             non_gemm_reference_batch=8,
-            sources={{"device": "a datasheet"}},
+            sources={{"device.memory_bytes": "a datasheet"}},
         )
 """
 
@@ -78,6 +78,20 @@ def rpeg_search_strategies():
     yield SearchStrategy(
         name={names!r}[0], summary="A toy search.", guarantee="baseline", run=run, settings=Settings
     )
+"""
+
+ISOLATED_COMMAND = """
+import importlib.metadata, pathlib, sys
+
+def entry_points(group):
+    found = importlib.metadata.distributions(path=[str(pathlib.Path.cwd())])
+    return [entry for item in found for entry in item.entry_points if entry.group == group]
+
+importlib.metadata.entry_points = entry_points
+
+from rpeg_core.cli.main import main
+
+sys.exit(main())
 """
 
 
@@ -136,8 +150,8 @@ class Installed:
         return Registry(disabled=frozenset(disabled), strict=strict, entry_points=self.entry_points)
 
     def rpeg(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        """Run the command line in a fresh process that finds the distributions of this folder too."""
-        return self.python("-m", "rpeg_core", *arguments, env=env)
+        """Run the command line in a fresh process that finds the plugins of this folder and no others."""
+        return self.python("-c", ISOLATED_COMMAND, *arguments, env=env)
 
     def python(
         self, *arguments: str, env: Mapping[str, str] | None = None

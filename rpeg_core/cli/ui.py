@@ -1,0 +1,141 @@
+"""The console: the only module that writes to it.
+
+Results go to stdout, progress and warnings to stderr. On a terminal tables are drawn by rich; in a pipe each
+row is one line of tab-separated fields, complete. Text of plugins and users is never read as markup, and
+control characters in it never reach the terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = [
+    "escape",
+    "is_terminal",
+    "print_error",
+    "print_fields",
+    "print_json",
+    "print_note",
+    "print_table",
+    "print_text",
+    "print_warning",
+    "progress",
+]
+
+SCHEMA = 1
+"""The schema number of JSON documents that name no other."""
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+def is_terminal(stream: TextIO | None = None) -> bool:
+    """Whether ``stream`` (default: stdout) is a terminal."""
+    return (stream or sys.stdout).isatty()
+
+
+def escape(text: object) -> str:
+    """``text`` for use inside rich markup."""
+    from rich.markup import escape as escape_markup
+
+    return escape_markup(_CONTROL.sub(" ", str(text)))
+
+
+def print_text(text: str) -> None:
+    """A result in plain text on stdout."""
+    _write(sys.stdout, text)
+
+
+def print_json(document: Mapping[str, object], *, schema: int = SCHEMA) -> None:
+    """One document on stdout; ``schema`` becomes its first key."""
+    _write(sys.stdout, json.dumps({"schema": schema, **document}, indent=2, allow_nan=False))
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """A table on stdout, the header first."""
+    if not is_terminal():
+        lines = [[_cell(value) for value in row] for row in (columns, *rows)]
+        _write(sys.stdout, "\n".join("\t".join(line) for line in lines))
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for index, column in enumerate(columns):
+        numeric = all(_is_number(row[index]) for row in rows) and bool(rows)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_cell(value)) for value in row))
+    _console().print(table)
+
+
+def print_fields(fields: Mapping[str, object]) -> None:
+    """Names and values on stdout, one pair a line."""
+    width = max(map(len, fields), default=0) if is_terminal() else 0
+    separator = "  " if is_terminal() else "\t"
+    _write(
+        sys.stdout,
+        "\n".join(f"{name:<{width}}{separator}{_cell(value)}" for name, value in fields.items()),
+    )
+
+
+def print_note(text: str) -> None:
+    """Something helpful on stderr."""
+    _write(sys.stderr, text)
+
+
+def print_warning(text: str) -> None:
+    """One line on stderr, prefixed with ``warning:``."""
+    _write(sys.stderr, f"warning: {_CONTROL.sub(' ', text)}")
+
+
+def print_error(text: str) -> None:
+    """The text of an error on stderr."""
+    _write(sys.stderr, "\n".join(_CONTROL.sub(" ", line) for line in text.splitlines()))
+
+
+@contextlib.contextmanager
+def progress(description: str) -> Iterator[Callable[[str], None]]:
+    """A line on stderr, on a terminal only: ``description``, then the text given last to what is yielded."""
+    if not is_terminal(sys.stderr):
+        yield lambda text: None
+        return
+    with _console(stderr=True).status(escape(description)) as status:
+        yield lambda text: status.update(escape(f"{description}  {text}"))
+
+
+@functools.cache
+def _console(*, stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False)
+
+
+def _write(stream: TextIO, text: str) -> None:
+    stream.write(text + "\n")
+    stream.flush()
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    if isinstance(value, tuple | list):
+        return ", ".join(_cell(item) for item in value)
+    return _CONTROL.sub(" ", str(value))
