@@ -82,8 +82,17 @@ class _LayoutBatch:
 
     @property
     def dp_links(self) -> Links:
-        """Collective parameters of data-parallel groups: the tier of the whole allocation (paper, D-D c)."""
-        return links(self.hardware.tiers, self.layouts.data_tier, collective=True)
+        """Collective parameters of data-parallel groups: the tier of the whole allocation (paper, D-D c).
+
+        A profile's network bandwidth is that of one GPU's adapter. A group with r ranks in each node runs its rings
+        through r adapters at once, so beyond the node its bandwidth is r times that, at most the intra-node one
+        **[choice]**.
+        """
+        base = links(self.hardware.tiers, self.layouts.data_tier, collective=True)
+        per_node = np.maximum(1, self.machine.gpus_per_node // (self.layouts.pipeline * self.layouts.tensor))
+        inside = self.hardware.tiers[0].collective.bandwidth_bytes_per_s
+        widened = np.minimum(base.bandwidth_bytes_per_s * per_node, inside)
+        return Links(base.latency_s, np.where(self.layouts.data_tier > 0, widened, base.bandwidth_bytes_per_s))
 
     @property
     def intra_node_p2p(self) -> Links:
