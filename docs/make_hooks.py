@@ -35,8 +35,8 @@ acme = "rpeg_plugin_acme"
 ```
 
 `rpeg list-plugins --load` says whether the plugin works, and if not, why. A plugin that fails is left out
-with a warning; it never stops a command that does not need it. An implementation may take fewer arguments than
-the hook has, but no others.
+with a warning; it never stops a command that does not need it. An implementation may take fewer arguments
+than the hook has, but no others.
 
 The records are described in `rpeg_core/records.py` and `rpeg_core/diagnostics.py`.
 """
