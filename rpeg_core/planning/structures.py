@@ -58,7 +58,9 @@ def enumerate_structures(
         shared_trainable: trainable models with actor-critic sharing, None when the template does not offer it.
     """
     found = []
-    for sharing, fusion in itertools.product(sorted(choices.actor_critic_sharing), sorted(choices.fusion)):
+    for sharing, fusion in itertools.product(
+        sorted(set(choices.actor_critic_sharing)), sorted(set(choices.fusion))
+    ):
         models = shared_trainable if sharing else trainable
         if models is None:
             continue
