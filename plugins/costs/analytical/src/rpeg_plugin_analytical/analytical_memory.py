@@ -1,0 +1,144 @@
+"""Memory terms of the model ``analytical``: the paper's D-H and D-I with the model's real architecture."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rpeg_core.costing.batches import Layouts, MemoryBatch
+from rpeg_core.ir import Role
+from rpeg_core.spec.models import Head, ModelSpec
+from rpeg_plugin_analytical.shards import kv_width_per_rank, shard_parameters
+from rpeg_plugin_analytical.shared import (
+    ADAM_STATE_BYTES_PER_PARAMETER,
+    checkpoint_interval,
+    live_microbatches,
+    of_model,
+)
+
+__all__ = [
+    "activations_bytes",
+    "gradients_bytes",
+    "kv_cache_bytes",
+    "logits_bytes",
+    "optimizer_state_bytes",
+    "weights_bytes",
+]
+
+Floats = NDArray[np.float64]
+
+FP32_BYTES = 4
+
+
+@of_model
+def optimizer_state_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
+    """Training GPUs: ``12 W_shard / Pd``."""
+    if batch.role is not Role.TRAINING:
+        return np.zeros(len(batch.layouts))
+    return ADAM_STATE_BYTES_PER_PARAMETER * shard_parameters(model, batch.layouts) / batch.layouts.data
+
+
+@of_model
+def weights_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
+    """``W_shard s_b``; all experts of a mixture."""
+    return shard_parameters(model, batch.layouts) * batch.workload.bytes_per_element
+
+
+@of_model
+def gradients_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
+    """Training: ``W_shard s_b / Pd``."""
+    if batch.role is not Role.TRAINING:
+        return np.zeros(len(batch.layouts))
+    return shard_parameters(model, batch.layouts) * batch.workload.bytes_per_element / batch.layouts.data
+
+
+@of_model
+def activations_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
+    """Checkpoints and the working buffer of layers; the head's output is ``analytical.logits``.
+
+    Training: ``s_b b_loc l (min(mb, Pp) ceil((L/Pp)/c) d + c M_layer)``: checkpoints of every microbatch
+    in flight, and one segment of c layers of the one microbatch whose backward runs.
+    """
+    checkpoints = np.zeros(len(batch.layouts))
+    if batch.role is Role.TRAINING:
+        stage_layers = model.layers // batch.layouts.pipeline
+        kept = -(-stage_layers // checkpoint_interval(stage_layers))
+        checkpoints = live_microbatches(batch.layouts) * kept * model.hidden
+    return _microbatch_bytes(batch) * checkpoints + _buffer_bytes(batch, model)
+
+
+@of_model
+def logits_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
+    """What the LM head's output needs beyond the layer buffer, which is free while the head works.
+
+    Training and inference: ``b_loc l V/Pt`` logits in the working precision and in FP32, of which the
+    loss or the log-probabilities are computed (VocabParallelCrossEntropy of
+    megatron/core/tensor_parallel/cross_entropy.py casts with ``.float()`` and then works in place).
+    Generation: a row of V for each sequence of a microbatch, not divided by Pt, because a sampler gathers
+    them (``LogitsProcessor._gather_logits`` of vllm).
+    """
+    if model.head is Head.SCALAR:
+        return np.zeros(len(batch.layouts))
+    workload, layouts = batch.workload, batch.layouts
+    if batch.role is Role.GENERATION:
+        logits = batch.sequences_per_microbatch * model.vocab
+    else:
+        logits = batch.sequences_per_microbatch * workload.sequence_tokens * model.vocab / layouts.tensor
+    needed_bytes = logits * (workload.bytes_per_element + FP32_BYTES)
+    return np.maximum(0.0, needed_bytes - _buffer_bytes(batch, model))
+
+
+@of_model
+def kv_cache_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
+    """Generation: K and V of the tokens held at the fullest moment, ``tokens (L/Pp) kv_elements(Pt) s_b``.
+
+    At the end of phase q the sequences still alive hold Lp + t_q tokens each; finished ones are freed.
+    With a shared prefix the B prompts are held once each.
+    """
+    workload, layouts = batch.workload, batch.layouts
+    if batch.role is not Role.GENERATION:
+        return np.zeros(len(layouts))
+    own_prompt = 0 if workload.shared_prefix else workload.prompt_tokens
+    held = max(
+        phase.alive * workload.sequences * (own_prompt + phase.last_token) for phase in workload.phases
+    )
+    if workload.shared_prefix:
+        held = held + workload.prompts * workload.prompt_tokens
+    per_token = model.layers / layouts.pipeline * model.kv_elements_per_token_per_layer(layouts.tensor)
+    return held / layouts.data * per_token * workload.bytes_per_element
+
+
+def _microbatch_bytes(batch: MemoryBatch) -> Floats:
+    """Bytes of one element per token of a microbatch: ``s_b b_loc l``, l = Lp for the prefill."""
+    workload = batch.workload
+    generates = batch.role is Role.GENERATION
+    length = workload.prompt_tokens if generates else workload.sequence_tokens
+    return workload.bytes_per_element * batch.sequences_per_microbatch * length
+
+
+def _buffer_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
+    """Intermediates at work: the larger block of a layer; in training c whole layers.
+
+    For multi-head attention and d_ff = 4 d both blocks together are the ``s b h (10 + 24/t)`` bytes of
+    Korthikanti et al. (arXiv:2205.05198, table 2, without the attention scores) less the two dropout
+    masks, ``2 s b h``.
+    """
+    attention, feed_forward = _block_widths(model, batch.layouts)
+    if batch.role is Role.TRAINING:
+        interval = checkpoint_interval(model.layers // batch.layouts.pipeline)
+        return _microbatch_bytes(batch) * interval * (attention + feed_forward)
+    return _microbatch_bytes(batch) * np.maximum(attention, feed_forward)
+
+
+def _block_widths(model: ModelSpec, layouts: Layouts) -> tuple[Floats, Floats]:
+    """Elements per token of the attention and the feed-forward block.
+
+    Attention: input and norm; q, k, v and the heads' output. Feed-forward: input and norm; every projection
+    into the width d_ff and, if gated, their product. The paper has 2d + 6d/Pt and 2d + 2 d_ff/Pt.
+    """
+    heads = 2.0 * model.attention_width / layouts.tensor + 2.0 * kv_width_per_rank(model, layouts.tensor)
+    projections = 3.0 if model.gated_ffn else 2.0
+    return (
+        2.0 * model.hidden + heads,
+        2.0 * model.hidden + projections * model.active_ffn_width / layouts.tensor,
+    )

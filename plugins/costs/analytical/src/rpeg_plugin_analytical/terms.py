@@ -1,0 +1,199 @@
+"""The records of both cost models: which function is which term, and what reports call it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from rpeg_core import CostTerm, MemoryKind, Target
+from rpeg_core.costing.batches import MemoryBatch, OperatorBatch, TransferBatch
+from rpeg_plugin_analytical import analytical_memory, analytical_time, paper_memory, paper_time, shared
+
+__all__ = ["analytical_terms", "paper_terms"]
+
+
+def analytical_terms() -> tuple[CostTerm, ...]:
+    """The terms of ``analytical``."""
+    model, time, memory = "analytical", analytical_time, analytical_memory
+    return (
+        _time(model, "gemm", "GEMM", time.gemm_s, "matrices, attention and head, W / (P F_eff)"),
+        _time(
+            model,
+            "pipeline_bubble",
+            "pipeline bubble",
+            time.pipeline_bubble_s,
+            "fill and drain, and waiting for the stage with the head",
+        ),
+        _time(
+            model,
+            "tensor_parallel",
+            "TP all-reduce",
+            time.tensor_parallel_s,
+            "2 per layer, forward pass and microbatch, 6 in training",
+        ),
+        _time(
+            model,
+            "pipeline_parallel",
+            "PP send/recv",
+            time.pipeline_parallel_s,
+            "one message per microbatch and boundary in sequence",
+        ),
+        _time(
+            model,
+            "data_parallel",
+            "DP reduce-scatter + all-gather",
+            time.data_parallel_s,
+            "gradients and updated weights of the largest stage",
+        ),
+        _time(
+            model,
+            "non_gemm",
+            "non-GEMM",
+            time.non_gemm_s,
+            "10 memory passes per layer that TP does not divide",
+        ),
+        _time(model, "optimizer", "optimizer", time.optimizer_s, "18 W_shard / (Pd BW_mem)"),
+        *_shared_time_terms(model),
+        *_memory_terms(
+            model,
+            optimizer_state=memory.optimizer_state_bytes,
+            weights=memory.weights_bytes,
+            gradients=memory.gradients_bytes,
+            activations=memory.activations_bytes,
+            kv_cache=memory.kv_cache_bytes,
+        ),
+        _memory(
+            model,
+            "logits",
+            "logits",
+            MemoryKind.TRANSIENT,
+            memory.logits_bytes,
+            "16-bit and FP32 logits beyond the layer buffer",
+        ),
+    )
+
+
+def paper_terms() -> tuple[CostTerm, ...]:
+    """The terms of ``paper``; logits are part of its activations."""
+    model, time, memory = "paper", paper_time, paper_memory
+    return (
+        _time(model, "gemm", "GEMM", time.gemm_s, "W / (P F_eff), D-A"),
+        _time(model, "pipeline_bubble", "pipeline bubble", time.pipeline_bubble_s, "T_gemm (Pp - 1)/mb, D-C"),
+        _time(
+            model,
+            "tensor_parallel",
+            "TP all-reduce",
+            time.tensor_parallel_s,
+            "2 (training 6) L/Pp AllReduces per microbatch or decode step, D-D a",
+        ),
+        _time(
+            model,
+            "pipeline_parallel",
+            "PP send/recv",
+            time.pipeline_parallel_s,
+            "mb + Pp - 2 (training mb + 2 Pp - 3) messages, D-D b",
+        ),
+        _time(
+            model,
+            "data_parallel",
+            "DP reduce-scatter + all-gather",
+            time.data_parallel_s,
+            "N_m s_b / (Pp Pt) over Pd, D-D c",
+        ),
+        _time(model, "non_gemm", "non-GEMM", time.non_gemm_s, "L/Pp c_ng b_loc mb / B_cal (1 - 1/Pt), D-E"),
+        _time(model, "optimizer", "optimizer", time.optimizer_s, "18 N_m / (P BW_mem), D-F"),
+        *_shared_time_terms(model),
+        *_memory_terms(
+            model,
+            optimizer_state=memory.optimizer_state_bytes,
+            weights=memory.weights_bytes,
+            gradients=memory.gradients_bytes,
+            activations=memory.activations_bytes,
+            kv_cache=memory.kv_cache_bytes,
+        ),
+    )
+
+
+OperatorFunction = Callable[[OperatorBatch], np.ndarray]
+TransferFunction = Callable[[TransferBatch], np.ndarray]
+MemoryFunction = Callable[[MemoryBatch], np.ndarray]
+
+
+def _shared_time_terms(model: str) -> tuple[CostTerm, ...]:
+    return (
+        _time(
+            model,
+            "function_reward",
+            "function reward",
+            shared.function_reward_s,
+            "seconds per sample * sequences / Pd",
+        ),
+        _transfer(
+            model,
+            "communicate",
+            "transfer",
+            shared.communicate_s,
+            "alpha + bytes/min(|src|, |dst|) beta, D-G a",
+        ),
+        _transfer(model, "reshard", "reshard", shared.reshard_s, "AllToAll(bytes/|sigma|, |sigma|), D-G b"),
+    )
+
+
+def _memory_terms(
+    model: str,
+    *,
+    optimizer_state: MemoryFunction,
+    weights: MemoryFunction,
+    gradients: MemoryFunction,
+    activations: MemoryFunction,
+    kv_cache: MemoryFunction,
+) -> tuple[CostTerm, ...]:
+    return (
+        _memory(
+            model,
+            "optimizer_state",
+            "optimizer state",
+            MemoryKind.TRAINING_STATE,
+            optimizer_state,
+            "12 W_shard / Pd: FP32 weights and two moments",
+        ),
+        _memory(model, "weights", "weights", MemoryKind.WEIGHTS, weights, "W_shard s_b"),
+        _memory(model, "gradients", "gradients", MemoryKind.TRANSIENT, gradients, "W_shard s_b / Pd"),
+        _memory(
+            model,
+            "activations",
+            "activations",
+            MemoryKind.TRANSIENT,
+            activations,
+            "checkpoints and layer intermediates, D-I a, b",
+        ),
+        _memory(
+            model, "kv_cache", "KV cache", MemoryKind.TRANSIENT, kv_cache, "K and V of Lp + Lr tokens, D-I c"
+        ),
+    )
+
+
+def _time(model: str, term: str, quantity: str, function: OperatorFunction, summary: str) -> CostTerm:
+    return CostTerm(
+        name=f"{model}.{term}", summary=summary, target=Target.OPERATOR, quantity=quantity, function=function
+    )
+
+
+def _transfer(model: str, term: str, quantity: str, function: TransferFunction, summary: str) -> CostTerm:
+    return CostTerm(
+        name=f"{model}.{term}", summary=summary, target=Target.TRANSFER, quantity=quantity, function=function
+    )
+
+
+def _memory(
+    model: str, term: str, quantity: str, kind: MemoryKind, function: MemoryFunction, summary: str
+) -> CostTerm:
+    return CostTerm(
+        name=f"{model}.{term}",
+        summary=summary,
+        target=Target.MEMORY,
+        quantity=quantity,
+        function=function,
+        memory=kind,
+    )
