@@ -116,7 +116,11 @@ class CostTerm:
     summary: str
     target: Target
     quantity: str
-    function: Callable[[OperatorBatch], np.ndarray] | Callable[[TransferBatch], np.ndarray] | Callable[[MemoryBatch], np.ndarray]
+    function: (
+        Callable[[OperatorBatch], np.ndarray]
+        | Callable[[TransferBatch], np.ndarray]
+        | Callable[[MemoryBatch], np.ndarray]
+    )
     memory: MemoryKind | None = None
     settings: type = NoSettings
 

@@ -1,6 +1,6 @@
 """Strong scaling (paper, VI-B2, figure 8): 13B models, B=1024, 128/384, 8 to 128 GPUs, against both baselines.
 
-    python benchmarks/paper/strong_scaling.py [--seconds 10] [--costs paper|analytical]
+python benchmarks/paper/strong_scaling.py [--seconds 10] [--costs paper|analytical]
 """
 
 from __future__ import annotations
@@ -34,10 +34,14 @@ def main() -> None:
         cells = []
         for name in ("greedy", "concurrent"):
             base = result[name].evaluation
-            cells += ["out of memory", ""] if base is None else [
-                f"{base.tokens_per_s:,.0f}",
-                "" if best is None else f"{best.tokens_per_s / base.tokens_per_s - 1:+.0%}",
-            ]
+            cells += (
+                ["out of memory", ""]
+                if base is None
+                else [
+                    f"{base.tokens_per_s:,.0f}",
+                    "" if best is None else f"{best.tokens_per_s / base.tokens_per_s - 1:+.0%}",
+                ]
+            )
         speedup = "" if best is None or first is None else f"{best.tokens_per_s / first.tokens_per_s:.1f}x"
         found = "no plan" if best is None else f"{best.tokens_per_s:,.0f}"
         rows.append([result["case"].gpus, found, speedup, *cells, PAPER.get(result["case"].gpus, "")])

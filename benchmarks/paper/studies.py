@@ -1,8 +1,8 @@
 """The paper's planner experiments as experiments of ours (paper, Appendix B; model.md, section 7).
 
-The paper prints neither its calibrated hardware numbers nor its cluster shapes below 64 GPUs, so absolute tokens/s differ
-and only ratios and shapes compare. Choices made here: four GPUs per node and, as its Table X has it, at most 8 nodes per
-rack up to 64 GPUs and 16 beyond; 34B is CodeLlama-34B, the only public Llama-2 model of that size.
+The paper prints neither its calibrated hardware numbers nor its cluster shapes below 64 GPUs, so absolute tokens/s
+differ and only ratios and shapes compare. Choices made here: four GPUs per node and, as its Table X has it, at most 8
+nodes per rack up to 64 GPUs and 16 beyond; 34B is CodeLlama-34B, the only public Llama-2 model of that size.
 """
 
 from __future__ import annotations
@@ -27,7 +27,16 @@ MODELS = {
     175: "openai/gpt-3-175b",
 }
 
-TOPOLOGY = {8: (1, 2), 16: (1, 4), 32: (1, 8), 64: (2, 8), 128: (2, 16), 256: (4, 16), 512: (8, 16), 1024: (16, 16)}
+TOPOLOGY = {
+    8: (1, 2),
+    16: (1, 4),
+    32: (1, 8),
+    64: (2, 8),
+    128: (2, 16),
+    256: (4, 16),
+    512: (8, 16),
+    1024: (16, 16),
+}
 """GPUs -> (racks, nodes per rack), four GPUs per node."""
 
 PHASES = ((0.50, 4), (0.85, 2), (1.0, 1))
@@ -92,7 +101,11 @@ def experiment(
             },
             "structure": {"staleness": list(staleness)},
             "objective": {"kind": objective, "horizon_steps": 8, "split_lengths": split_lengths},
-            "search": {"seconds": seconds, "seed": seed, **({"evaluations": evaluations} if evaluations else {})},
+            "search": {
+                "seconds": seconds,
+                "seed": seed,
+                **({"evaluations": evaluations} if evaluations else {}),
+            },
             "costs": [costs],
             "settings": settings or {},
         }

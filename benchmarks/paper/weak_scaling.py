@@ -1,6 +1,6 @@
 """Weak scaling (paper, VI-B1, figures 6 and 7): 36 cases, gain over the concurrent baseline, utilization.
 
-    python benchmarks/paper/weak_scaling.py [--seconds 10] [--costs paper|analytical]
+python benchmarks/paper/weak_scaling.py [--seconds 10] [--costs paper|analytical]
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ def main() -> None:
     rows, gains, losses, extra, used = [], [], [], [], []
     for result in results:
         case, fast, busy, base = result["case"], result["fastest"], result["busiest"], result["baseline"]
-        row = [case.label, case.gpus, f"{case.actor}/{case.critic}/{case.reward}", f"{case.prompts}x{case.response_tokens}"]
+        row = [
+            case.label,
+            case.gpus,
+            f"{case.actor}/{case.critic}/{case.reward}",
+            f"{case.prompts}x{case.response_tokens}",
+        ]
         if fast.best is None:
             rows.append([*row, "no plan", "", "", "", "", ""])
             continue
@@ -48,7 +53,19 @@ def main() -> None:
         row += [f"{top.utilization:.0%}", f"{used[-1]:.0%}", f"{losses[-1]:+.1%}"]
         rows.append(row)
     print_table(
-        ["sweep", "GPUs", "A/C/R", "BxLr", "tok/s", "concurrent", "gain", "util", "util (eff.)", "loss (eff.)"], rows
+        [
+            "sweep",
+            "GPUs",
+            "A/C/R",
+            "BxLr",
+            "tok/s",
+            "concurrent",
+            "gain",
+            "util",
+            "util (eff.)",
+            "loss (eff.)",
+        ],
+        rows,
     )
     feasible = sum(result["fastest"].best is not None for result in results)
     print_table(

@@ -32,7 +32,8 @@ def links(tiers: tuple[LinkTier, ...], tier: Ints, *, collective: bool) -> Links
     """The link parameters of each element's tier, collective or point-to-point."""
     chosen: list[AlphaBeta] = [t.collective if collective else t.p2p for t in tiers]
     return Links(
-        np.array([c.latency_s for c in chosen])[tier], np.array([c.bandwidth_bytes_per_s for c in chosen])[tier]
+        np.array([c.latency_s for c in chosen])[tier],
+        np.array([c.bandwidth_bytes_per_s for c in chosen])[tier],
     )
 
 

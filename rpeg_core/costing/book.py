@@ -97,7 +97,13 @@ class CostBook:
             name: {
                 (int(d), int(p), int(t), int(mb)): row
                 for row, (d, p, t, mb) in enumerate(
-                    zip(c.layouts.data, c.layouts.pipeline, c.layouts.tensor, c.layouts.microbatches, strict=True)
+                    zip(
+                        c.layouts.data,
+                        c.layouts.pipeline,
+                        c.layouts.tensor,
+                        c.layouts.microbatches,
+                        strict=True,
+                    )
                 )
             }
             for name, c in self.operators.items()
@@ -116,7 +122,11 @@ class CostBook:
             return float(table.total[self.row(node, node.operator)])
         tier = self.machine.tier_between(node.allocation, node.source)
         return self.transfer_seconds(
-            node.kind is NodeKind.RESHARD, node.payload_bytes, node.source.size, node.allocation.size, int(tier)
+            node.kind is NodeKind.RESHARD,
+            node.payload_bytes,
+            node.source.size,
+            node.allocation.size,
+            int(tier),
         )
 
     def transfer_seconds(self, reshard: bool, payload: float, source: int, destination: int, tier: int) -> float:
@@ -198,9 +208,7 @@ class CostBook:
         common = self._common(rpeg, operator, layouts)
         return self._price(
             Target.MEMORY,
-            lambda settings: MemoryBatch(
-                **common, settings=settings, trainable=model is not None and model.trainable
-            ),
+            lambda settings: MemoryBatch(**common, settings=settings, trainable=model is not None and model.trainable),
             len(layouts),
             f"operator {operator.name!r}",
         )

@@ -37,7 +37,7 @@ class MemoryItem:
 
 @attrs.frozen(kw_only=True)
 class SegmentMemory:
-    """GPUs ``gpus`` hold ``items`` at their peak, while operator ``moment`` runs (None when nothing is placed there)."""
+    """GPUs ``gpus`` hold ``items`` at their peak, while operator ``moment`` runs (None: nothing is placed there)."""
 
     gpus: Allocation
     peak_bytes: float

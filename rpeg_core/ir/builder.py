@@ -62,9 +62,7 @@ class RpegBuilder:
     def data(self, name: str, *, elements: int, bytes_per_element: int) -> str:
         """Declare a data container; returns ``name``."""
         self._containers.append(
-            Container(
-                name=name, kind=ContainerKind.DATA, elements=elements, bytes_per_element=bytes_per_element
-            )
+            Container(name=name, kind=ContainerKind.DATA, elements=elements, bytes_per_element=bytes_per_element)
         )
         return name
 
@@ -76,9 +74,7 @@ class RpegBuilder:
         """A teacher-forced forward invocation of ``model``."""
         return self._operator(name, Role.INFERENCE, model, reads, writes)
 
-    def function(
-        self, name: str, *, reads: Iterable[str], writes: Iterable[str], seconds_per_sample: float
-    ) -> str:
+    def function(self, name: str, *, reads: Iterable[str], writes: Iterable[str], seconds_per_sample: float) -> str:
         """An assessment without a model, e.g. a rule-based reward, with its stated cost per sample."""
         return self._operator(name, Role.INFERENCE, None, reads, writes, seconds_per_sample)
 
@@ -93,9 +89,7 @@ class RpegBuilder:
     def publish(self, source: str, *targets: str) -> None:
         """Publication edges of the weights that training ``source`` makes."""
         model = next((op.model for op in self._operators if op.name == source), None)
-        self._publications.extend(
-            PublicationEdge(source, target, weights_name(model or source)) for target in targets
-        )
+        self._publications.extend(PublicationEdge(source, target, weights_name(model or source)) for target in targets)
 
     def build(self) -> Rpeg:
         """The graph.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import networkx as nx
 
-from rpeg_core.ir.graph import Rpeg, Role
+from rpeg_core.ir.graph import Role, Rpeg
 
 __all__ = ["data_order", "to_networkx", "training_operator"]
 

@@ -15,8 +15,9 @@ __all__ = ["require_well_formed", "violations"]
 def violations(graph: Rpeg) -> list[str]:
     """All broken rules of ``graph``, one sentence each, empty when it is well-formed.
 
-    Rules: W0 names are unique and known, W1 interface consistency, W2 publication edges start at a training operator
-    and carry the weights of its model, W3 boundary consistency, W4 ``(V, E_data)`` is acyclic.
+    Rules: W0 names are unique and known, W1 interface consistency, W2 a trainable model
+    has one training operator, which writes its weights, and publication edges start there, carry those weights and end
+    at an operator of that model, W3 boundary consistency, W4 ``(V, E_data)`` is acyclic.
     """
     found = _names(graph)
     if found:  # the other rules look names up
@@ -93,7 +94,23 @@ def _interfaces(graph: Rpeg) -> list[str]:
 
 def _publications(graph: Rpeg) -> list[str]:
     found = []
+    trainers: dict[str, str] = {}
+    for operator in graph.operators:
+        if operator.role is not Role.TRAINING:
+            continue
+        if not any(graph.container(name).model == operator.model for name in operator.outputs):
+            found.append(f"W2: training operator {operator.name!r} does not write the weights of {operator.model!r}")
+        if operator.model in trainers:
+            found.append(f"W2: {trainers[operator.model]!r} and {operator.name!r} both train {operator.model!r}")
+        trainers.setdefault(operator.model, operator.name)
+        if not graph.model(operator.model).trainable:
+            found.append(f"W2: {operator.name!r} trains {operator.model!r}, which is declared frozen")
     for edge in graph.publication_edges:
+        if graph.operator(edge.target).model != graph.operator(edge.source).model:
+            found.append(
+                f"W2: publication edge {_show(edge)}: {edge.target!r} does not invoke model "
+                f"{graph.operator(edge.source).model!r}"
+            )
         source, container = graph.operator(edge.source), graph.container(edge.container)
         if source.role is not Role.TRAINING:
             found.append(f"W2: publication edge {_show(edge)}: {edge.source!r} is not a training operator")

@@ -14,6 +14,7 @@ Choices where the paper is silent:
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Iterable
 
 import attrs
@@ -69,7 +70,7 @@ class Node:
 
     @property
     def label(self) -> str:
-        """A unique, readable name within the graph, e.g. ``actor_generation@2.1`` or ``COMM rewards->actor_training@0``."""
+        """A unique, readable name within the graph, e.g. ``actor_generation@2.1``."""
         place = f"{self.operator}@{self.step}" + ("" if self.phase is None else f".{self.phase}")
         return place if self.kind is NodeKind.OP else f"{self.kind.value} {self.container}->{place}#{self.index}"
 
@@ -116,7 +117,9 @@ def split_operators(rpeg: Rpeg, plan: ExecutionPlan, phases: tuple[LengthPhase, 
     return frozenset(split)
 
 
-def lower(graph: UnrolledGraph, plan: ExecutionPlan, workload: Workload, *, split_lengths: bool = True) -> ExecutableGraph:
+def lower(
+    graph: UnrolledGraph, plan: ExecutionPlan, workload: Workload, *, split_lengths: bool = True
+) -> ExecutableGraph:
     """``(G_bar, P) -> G_hat`` in the four stages of Algorithm 4.
 
     Args:
@@ -151,7 +154,7 @@ class _Lowering:
                 self.add_operator(invocation, phase.index if invocation.operator in self.split else None)
                 for phase in (self.phases if invocation.operator in self.split else self.phases[:1])
             ]
-            for before, after in zip(chain, chain[1:], strict=False):
+            for before, after in itertools.pairwise(chain):
                 self.precede(before, after)
             self.chains[invocation] = chain
 
@@ -178,7 +181,7 @@ class _Lowering:
             if not model.trainable:
                 continue
             owners = [name for name in order if self.rpeg.operator(name).model == model.name]
-            for first, second in zip(owners, owners[1:], strict=False):
+            for first, second in itertools.pairwise(owners):
                 a, b = self.plan[first], self.plan[second]
                 if model.staleness > 0 and a.allocation.disjoint(b.allocation):
                     continue  # shadow pair: each side keeps its own copy
@@ -239,9 +242,7 @@ class _Lowering:
         self.precede(node, self.chains[target][0])
         return node
 
-    def communicate(
-        self, edge: UnrolledEdge, before: int, after: int, payload: float, phase: int | None = None
-    ) -> int:
+    def communicate(self, edge: UnrolledEdge, before: int, after: int, payload: float, phase: int | None = None) -> int:
         target = self.assignment(edge.target)
         model = self.rpeg.container(edge.container).model
         node = self.add(

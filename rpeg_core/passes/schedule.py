@@ -84,9 +84,7 @@ def downstream_ranks(graph: ExecutableGraph, seconds: Sequence[float]) -> list[f
     return rank
 
 
-def schedule(
-    graph: ExecutableGraph, seconds: Sequence[float], gpus: int, *, reserve_source: bool = False
-) -> Schedule:
+def schedule(graph: ExecutableGraph, seconds: Sequence[float], gpus: int, *, reserve_source: bool = False) -> Schedule:
     """The greedy schedule of ``graph`` on ``gpus`` GPUs.
 
     Args:

@@ -84,7 +84,8 @@ class Objective:
             raise ExperimentError(f"objective.kind is {self.kind!r}", facts=[f"allowed: {', '.join(self.KINDS)}"])
         if not 0 <= self.max_throughput_loss < 1:
             raise ExperimentError(
-                f"objective.max_throughput_loss is {self.max_throughput_loss!r}", facts=["allowed: a number in [0, 1)"]
+                f"objective.max_throughput_loss is {self.max_throughput_loss!r}",
+                facts=["allowed: a number in [0, 1)"],
             )
 
     def value(self, evaluation: Evaluation, best_tokens_per_s: float) -> float:

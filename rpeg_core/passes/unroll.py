@@ -14,7 +14,15 @@ import networkx as nx
 
 from rpeg_core.ir import Role, Rpeg, training_operator
 
-__all__ = ["EdgeKind", "Invocation", "UnrolledEdge", "UnrolledGraph", "required_version", "unroll", "violations"]
+__all__ = [
+    "EdgeKind",
+    "Invocation",
+    "UnrolledEdge",
+    "UnrolledGraph",
+    "required_version",
+    "unroll",
+    "violations",
+]
 
 
 class EdgeKind(enum.Enum):
@@ -79,7 +87,10 @@ def unroll(rpeg: Rpeg, steps: int) -> UnrolledGraph:
         tau = rpeg.model(rpeg.container(edge.container).model).staleness
         edges.extend(
             UnrolledEdge(
-                Invocation(edge.source, k - tau - 1), Invocation(edge.target, k), EdgeKind.PUBLICATION, edge.container
+                Invocation(edge.source, k - tau - 1),
+                Invocation(edge.target, k),
+                EdgeKind.PUBLICATION,
+                edge.container,
             )
             for k in range(tau + 1, steps)
         )

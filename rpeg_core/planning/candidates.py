@@ -56,8 +56,8 @@ def extent_or_reason(machine: DeviceSpace, layout: Layout) -> Extent | str:
             return Extent(1, 1, layout.gpus)
         if replicas_per_node * stages * layout.tensor != per_node:
             return (
-                f"P8: {replicas_per_node} replica(s) of {stages * layout.tensor} GPUs leave GPUs of a "
-                f"{per_node}-GPU node idle, so dp={layout.data} cannot continue on the next node"
+                f"P8: {replicas_per_node} replica(s) of {stages * layout.tensor} GPUs leave some of the "
+                f"{per_node} GPUs of a node idle, so dp={layout.data} cannot continue on the next node"
             )
         if layout.data % replicas_per_node:
             return f"P8: dp={layout.data} does not fill whole nodes of {replicas_per_node} replica(s)"
@@ -154,9 +154,7 @@ def illegal_assignment(
     return None
 
 
-def legal_layouts(
-    machine: DeviceSpace, workload: Workload, model: ModelSpec | None
-) -> tuple[tuple[Layout, int], ...]:
+def legal_layouts(machine: DeviceSpace, workload: Workload, model: ModelSpec | None) -> tuple[tuple[Layout, int], ...]:
     """All (layout, microbatches) that satisfy P1-P6 and P8, sorted."""
     tensors = _divisors(machine.gpus_per_node) if model is not None else (1,)
     pipelines = [p for p in _divisors(model.layers) if p == 1 or p % 2 == 0] if model is not None else [1]
@@ -219,9 +217,7 @@ class Candidates:
         return attrs.evolve(self, layout=self.layout[indices], start=self.start[indices], stop=self.stop[indices])
 
 
-def legal_candidates(
-    operator: str, machine: DeviceSpace, workload: Workload, model: ModelSpec | None
-) -> Candidates:
+def legal_candidates(operator: str, machine: DeviceSpace, workload: Workload, model: ModelSpec | None) -> Candidates:
     """All legal candidates of an operator, sorted by (layout, microbatches, start)."""
     pairs = legal_layouts(machine, workload, model)
     layout, start, stop = [], [], []

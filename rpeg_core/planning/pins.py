@@ -62,6 +62,7 @@ def parse_gpus(value: object, where: str) -> Allocation:
     first, last = (0, -1) if match is None else (int(match[1]), int(match[2] or match[1]))
     if last < first:
         raise ExperimentError(
-            f"{where} is {value!r}", facts=['allowed: one contiguous range of GPU numbers, e.g. "0-15", or one number']
+            f"{where} is {value!r}",
+            facts=['allowed: one contiguous range of GPU numbers, e.g. "0-15", or one number'],
         )
     return Allocation(first, last + 1)

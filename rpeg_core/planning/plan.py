@@ -192,13 +192,18 @@ def load_plan(path: Path | str) -> Plan:
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         found = document.get("schema") if isinstance(document, dict) else None
         raise PlanFileError(
-            f"{path} has schema {found!r}", facts=[f"allowed: {SCHEMA}"], hint="make the plan again with `rpeg plan`"
+            f"{path} has schema {found!r}",
+            facts=[f"allowed: {SCHEMA}"],
+            hint="make the plan again with `rpeg plan`",
         )
     body = {key: value for key, value in document.items() if key not in ("search", "digest")}
     if document.get("digest") != _digest(body):
         raise PlanFileError(
             f"{path} was changed after it was written",
-            facts=[f"digest in the file: {document.get('digest')}", f"digest of its content: {_digest(body)}"],
+            facts=[
+                f"digest in the file: {document.get('digest')}",
+                f"digest of its content: {_digest(body)}",
+            ],
             hint="change the experiment's `pin:` instead and run `rpeg predict`",
         )
     try:
@@ -221,7 +226,9 @@ def _plan(document: Mapping[str, Any]) -> Plan:
         rpeg=from_dict(document["rpeg"]),
         assignments={
             name: Assignment(
-                parse_gpus(a["gpus"], f"plan.{name}.gpus"), Layout(a["dp"], a["pp"], a["tp"]), a["microbatches"]
+                parse_gpus(a["gpus"], f"plan.{name}.gpus"),
+                Layout(a["dp"], a["pp"], a["tp"]),
+                a["microbatches"],
             )
             for name, a in document["plan"].items()
         },

@@ -71,7 +71,11 @@ class Planner:
         self.options = EvaluationOptions(steps=experiment.horizon_steps, split_lengths=experiment.split_lengths)
         self._uses = [
             PluginUse(kind=kind, name=loaded.record.name, distribution=loaded.distribution, version=loaded.version)
-            for kind, loaded in (("algorithm", algorithm), ("hardware", hardware), *(("cost", t) for t in terms))
+            for kind, loaded in (
+                ("algorithm", algorithm),
+                ("hardware", hardware),
+                *(("cost", t) for t in terms),
+            )
         ]
 
     def strategy(self, name: str | None = None) -> tuple[SearchStrategy, Any]:
@@ -203,7 +207,9 @@ class Planner:
             known = sorted({record.name for kind in kinds for record in self._registry.records(kind)})
             if name not in known:
                 raise UnknownKeyError(
-                    f"settings.{name} names no plugin", facts=[f"allowed: {', '.join(known)}"], hint=suggest(name, known)
+                    f"settings.{name} names no plugin",
+                    facts=[f"allowed: {', '.join(known)}"],
+                    hint=suggest(name, known),
                 )
 
     def _check_pins(self, pins: Mapping[str, Pin], graphs: Sequence[Rpeg]) -> None:

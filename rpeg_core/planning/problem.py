@@ -14,7 +14,7 @@ import numpy as np
 
 from rpeg_core.costing.book import ActiveTerm, CostBook
 from rpeg_core.errors import PinError
-from rpeg_core.ir import Role, Rpeg
+from rpeg_core.ir import Rpeg
 from rpeg_core.passes.evaluate import EvaluationOptions, Prediction, evaluate
 from rpeg_core.passes.lower import NodeKind
 from rpeg_core.passes.score import Evaluation, Objective, usable_bytes
@@ -182,9 +182,7 @@ def build_structure(
         indices = np.flatnonzero(fits)
         seconds = costs.whole.total[candidates.layout[indices]]
         kept.append(candidates.take(indices[np.argsort(seconds, kind="stable")]))
-    return StructureProblem(
-        structure=structure, rpeg=rpeg, candidates=tuple(kept), book=book, options=options
-    )
+    return StructureProblem(structure=structure, rpeg=rpeg, candidates=tuple(kept), book=book, options=options)
 
 
 def _pinned(

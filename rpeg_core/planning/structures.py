@@ -30,7 +30,9 @@ class Structure:
 
     def __str__(self) -> str:
         taus = {tau for _, tau in self.staleness}
-        if len(taus) == 1:
+        if not taus:
+            tau = "nothing trained"
+        elif len(taus) == 1:
             tau = f"staleness {taus.pop()}"
         else:
             tau = "staleness " + ", ".join(f"{model}={value}" for model, value in self.staleness)
@@ -58,9 +60,7 @@ def enumerate_structures(
         shared_trainable: trainable models with actor-critic sharing, None when the template does not offer it.
     """
     found = []
-    for sharing, fusion in itertools.product(
-        sorted(set(choices.actor_critic_sharing)), sorted(set(choices.fusion))
-    ):
+    for sharing, fusion in itertools.product(sorted(set(choices.actor_critic_sharing)), sorted(set(choices.fusion))):
         models = shared_trainable if sharing else trainable
         if models is None:
             continue

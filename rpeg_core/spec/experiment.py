@@ -27,7 +27,7 @@ __all__ = ["Cluster", "Experiment", "SearchChoice", "load_experiment", "parse_ex
 
 @attrs.frozen(kw_only=True)
 class Cluster:
-    """``cluster:``. ``gpus_per_node`` None takes the hardware profile's; ``memory_gb`` overrides its GPU memory (10^9 B)."""
+    """``cluster:``. ``gpus_per_node`` None takes the profile's; ``memory_gb`` overrides its GPU memory (10^9 B)."""
 
     hardware: str
     racks: int = 1
@@ -81,7 +81,10 @@ class Experiment:
         return {
             "algorithm": self.algorithm,
             "models": {
-                role: {"spec": spec.to_dict(), **({"head": spec.head.value} if role in self.heads_given else {})}
+                role: {
+                    "spec": spec.to_dict(),
+                    **({"head": spec.head.value} if role in self.heads_given else {}),
+                }
                 for role, spec in self.models.items()
             },
             "workload": {
@@ -135,7 +138,18 @@ def load_experiment(path: Path | str) -> Experiment:
 def parse_experiment(document: object, *, base_dir: Path = Path()) -> Experiment:
     """An experiment from a mapping; relative paths are taken from ``base_dir``. Raises as :func:`load_experiment`."""
     root = _Section(document, "")
-    root.only("algorithm", "models", "workload", "cluster", "structure", "objective", "search", "pin", "costs", "settings")
+    root.only(
+        "algorithm",
+        "models",
+        "workload",
+        "cluster",
+        "structure",
+        "objective",
+        "search",
+        "pin",
+        "costs",
+        "settings",
+    )
     models, heads_given = _models(root.section("models"), base_dir)
     objective = root.section("objective", optional=True)
     objective.only("kind", "max_throughput_loss", "horizon_steps", "split_lengths")
@@ -174,14 +188,17 @@ def _models(section: _Section, base_dir: Path) -> tuple[dict[str, ModelSpec], fr
         if len(given) != 1:
             raise ExperimentError(
                 f"{entry.path} has {', '.join(given) or 'no architecture'}",
-                facts=["allowed: exactly one of config (a public name, a path or dimensions) and same_as (another role)"],
+                facts=[
+                    "allowed: exactly one of config (a public name, a path or dimensions) and same_as (another role)"
+                ],
             )
         if given == ["same_as"]:
             target = entry.text("same_as")
             if target not in section.values or target == role or "same_as" in section.section(target).values:
                 allowed = [r for r in section.values if r != role and "same_as" not in section.section(r).values]
                 raise ExperimentError(
-                    f"{entry.path}.same_as is {target!r}", facts=[f"allowed: {', '.join(allowed) or 'no role here'}"]
+                    f"{entry.path}.same_as is {target!r}",
+                    facts=[f"allowed: {', '.join(allowed) or 'no role here'}"],
                 )
             if target not in found:
                 continue
@@ -320,7 +337,9 @@ class _Section:
             if key not in keys:
                 where = f"in {self.path}" if self.path else "at the top level"
                 raise UnknownKeyError(
-                    f"unknown key {key!r} {where}", facts=[f"allowed: {', '.join(keys)}"], hint=suggest(str(key), keys)
+                    f"unknown key {key!r} {where}",
+                    facts=[f"allowed: {', '.join(keys)}"],
+                    hint=suggest(str(key), keys),
                 )
 
     def key(self, name: str) -> str:

@@ -74,9 +74,7 @@ class DeviceSpace:
         for name in ("racks", "nodes_per_rack", "gpus_per_node"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ExperimentError(
-                    f"cluster.{name} is {value!r}", facts=["allowed: an integer of at least 1"]
-                )
+                raise ExperimentError(f"cluster.{name} is {value!r}", facts=["allowed: an integer of at least 1"])
 
     @property
     def gpus(self) -> int:

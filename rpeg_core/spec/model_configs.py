@@ -132,9 +132,7 @@ def _deepseek_moe(read: _Reader, layers: int) -> MoE | None:
 
 _FAMILIES: Mapping[str, _Family] = {
     "gemma": _Family(tied_default=True, head_dim_default=256, has_attention_bias_key=True),
-    "gemma2": _Family(
-        tied_default=True, head_dim_default=256, has_attention_bias_key=True, norms_per_layer=4
-    ),
+    "gemma2": _Family(tied_default=True, head_dim_default=256, has_attention_bias_key=True, norms_per_layer=4),
     "gemma3_text": _Family(
         tied_default=True, head_dim_default=256, has_attention_bias_key=True, norms_per_layer=4, qk_norm=True
     ),
@@ -153,9 +151,7 @@ def _head_dim(read: _Reader, hidden: int, heads: int, default: int | None) -> in
     if head_dim is not None:
         return head_dim
     if hidden % heads:
-        raise read.error(
-            f"hidden_size {hidden} is not divisible by num_attention_heads {heads}", hint="add 'head_dim'"
-        )
+        raise read.error(f"hidden_size {hidden} is not divisible by num_attention_heads {heads}", hint="add 'head_dim'")
     return hidden // heads
 
 
@@ -172,9 +168,7 @@ def _gated_decoder(read: _Reader, family: _Family, name: str, model_type: str) -
         layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=read.integer(
-            "num_key_value_heads", default=heads if family.kv_heads_default_to_heads else _REQUIRED
-        ),
+        kv_heads=read.integer("num_key_value_heads", default=heads if family.kv_heads_default_to_heads else _REQUIRED),
         head_dim=_head_dim(read, hidden, heads, family.head_dim_default),
         ffn=read.integer("intermediate_size"),
         gated_ffn=True,

@@ -105,9 +105,7 @@ class MoE:
 
     def __attrs_post_init__(self) -> None:
         if self.active_experts > self.experts:
-            raise ModelConfigError(
-                f"MoE: active_experts is {self.active_experts} but there are {self.experts} experts"
-            )
+            raise ModelConfigError(f"MoE: active_experts is {self.active_experts} but there are {self.experts} experts")
         if self.shared_gate and not self.shared_ffn:
             raise ModelConfigError("MoE: shared_gate is set but shared_ffn is 0")
 
@@ -161,9 +159,7 @@ class ModelSpec:
     tied_embeddings: bool = attrs.field(validator=_typed(bool))
     head: Head = attrs.field(default=Head.LM, validator=_typed(Head))
     moe: MoE | None = attrs.field(default=None, validator=_typed(MoE, type(None)))
-    latent_attention: LatentAttention | None = attrs.field(
-        default=None, validator=_typed(LatentAttention, type(None))
-    )
+    latent_attention: LatentAttention | None = attrs.field(default=None, validator=_typed(LatentAttention, type(None)))
     #: Learned position embeddings, 0 with rotary positions.
     learned_positions: int = attrs.field(default=0, validator=_whole(0))
     qkv_bias: bool = _flag()

@@ -71,9 +71,7 @@ class Workload:
         for name in ("prompts", "rollouts_per_prompt", "prompt_tokens", "response_tokens"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ExperimentError(
-                    f"workload.{name} is {value!r}", facts=["allowed: an integer of at least 1"]
-                )
+                raise ExperimentError(f"workload.{name} is {value!r}", facts=["allowed: an integer of at least 1"])
         if self.bytes_per_element not in (2, 4):
             raise ExperimentError(
                 f"workload.bytes_per_element is {self.bytes_per_element!r}",
@@ -132,9 +130,7 @@ def _check_quantiles(quantiles: Sequence[LengthQuantile], response_tokens: int) 
             )
         fraction, tokens = quantile.fraction, quantile.tokens
     if fraction != 1.0:
-        raise ExperimentError(
-            f"{where} ends at fraction {fraction!r}", facts=["allowed: the last fraction is 1.0"]
-        )
+        raise ExperimentError(f"{where} ends at fraction {fraction!r}", facts=["allowed: the last fraction is 1.0"])
     if tokens != response_tokens:
         raise ExperimentError(
             f"{where} ends at {tokens} tokens, workload.response_tokens is {response_tokens}",
