@@ -57,23 +57,21 @@ def concurrent(problem: StructureProblem) -> tuple[int, ...] | None:
 
 
 def _partition(problem: StructureProblem, group: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Disjoint candidates for the operators of a group with the smallest longest time.
+    """Disjoint candidates for the operators of a group with the smallest longest time, of equals the smallest sum.
 
-    Only each operator's fastest layout per number of GPUs matters. Sizes are tried best bound first, and placed
-    largest first at the lowest free aligned start.
+    Only each operator's fastest layout per number of GPUs matters: candidates of one size have the same aligned
+    starts. Sizes are tried best first, and placed largest first at the lowest starts that leave room for the others.
     """
     fastest = [_fastest_by_size(problem, index) for index in group]
     if any(not options for options in fastest):
         return None
-    gpus = problem.book.machine.gpus
-    combinations = sorted(
-        (
-            (max(options[size][0] for options, size in zip(fastest, sizes, strict=True)), sizes)
-            for sizes in itertools.product(*(sorted(options) for options in fastest))
-            if sum(sizes) <= gpus
-        ),
-    )
-    for _, sizes in combinations:
+    combinations = []
+    for sizes in itertools.product(*(sorted(options) for options in fastest)):
+        if sum(sizes) <= problem.book.machine.gpus:
+            seconds = [options[size][0] for options, size in zip(fastest, sizes, strict=True)]
+            combinations.append((max(seconds), sum(seconds), sizes))
+    combinations.sort()
+    for *_, sizes in combinations:
         placed = _place(problem, group, [options[size][1] for options, size in zip(fastest, sizes, strict=True)])
         if placed is not None:
             return placed
@@ -83,28 +81,36 @@ def _partition(problem: StructureProblem, group: tuple[int, ...]) -> tuple[int, 
 def _fastest_by_size(problem: StructureProblem, index: int) -> dict[int, tuple[float, int]]:
     """GPUs -> (seconds, row of the fastest layout) over the operator's candidates."""
     candidates, seconds = problem.candidates[index], problem.seconds(index)
-    found: dict[int, tuple[float, int]] = {}
-    for position in range(len(candidates)):  # sorted by time, the first of a size is its fastest
-        size = int(candidates.stop[position] - candidates.start[position])
-        if size not in found:
-            found[size] = (float(seconds[position]), int(candidates.layout[position]))
-    return found
+    # Sorted by time, the first candidate of a size is its fastest.
+    sizes, first = np.unique(candidates.stop - candidates.start, return_index=True)
+    return {
+        int(size): (float(seconds[position]), int(candidates.layout[position]))
+        for size, position in zip(sizes, first, strict=True)
+    }
 
 
 def _place(problem: StructureProblem, group: tuple[int, ...], rows: list[int]) -> tuple[int, ...] | None:
-    free = np.ones(problem.book.machine.gpus, bool)
-    placed: dict[int, int] = {}
-    sizes = [int(problem.candidates[i].layouts.gpus[row]) for i, row in zip(group, rows, strict=True)]
-    for position in sorted(range(len(group)), key=lambda p: -sizes[p]):
-        candidates = problem.candidates[group[position]]
-        options = np.flatnonzero(candidates.layout == rows[position])
-        options = options[np.argsort(candidates.start[options], kind="stable")]
-        for candidate in options:
-            span = slice(int(candidates.start[candidate]), int(candidates.stop[candidate]))
-            if free[span].all():
-                free[span] = False
-                placed[position] = int(candidate)
-                break
-        else:
-            return None
-    return tuple(placed[position] for position in range(len(group)))
+    """Candidates of the given layouts that share no GPU, by backtracking; None when there are none.
+
+    First fit alone is not enough: 4 and 3 nodes fit a rack of 8 only with the 3 first, as starts are aligned.
+    """
+    options = []
+    for index, row in zip(group, rows, strict=True):
+        candidates = problem.candidates[index]
+        of_row = np.flatnonzero(candidates.layout == row)
+        of_row = of_row[np.argsort(candidates.start[of_row], kind="stable")]
+        options.append([(int(candidates.start[c]), int(candidates.stop[c]), int(c)) for c in of_row])
+    largest_first = sorted(range(len(group)), key=lambda p: options[p][0][0] - options[p][0][1])
+
+    def extend(left: list[int], taken: list[tuple[int, int]]) -> dict[int, int] | None:
+        if not left:
+            return {}
+        for start, stop, candidate in options[left[0]]:
+            if all(stop <= other_start or other_stop <= start for other_start, other_stop in taken):
+                rest = extend(left[1:], [*taken, (start, stop)])
+                if rest is not None:
+                    return {left[0]: candidate, **rest}
+        return None
+
+    placed = extend(largest_first, [])
+    return None if placed is None else tuple(placed[position] for position in range(len(group)))
