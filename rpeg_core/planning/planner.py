@@ -17,6 +17,7 @@ from rpeg_core.planning.plan import Plan, PluginUse, summarize
 from rpeg_core.planning.problem import Problem, StructureProblem, build_structure
 from rpeg_core.planning.search import Progress, SearchBudget, SearchResult
 from rpeg_core.planning.structures import STRUCTURAL_OPTIONS, Structure, enumerate_structures
+from rpeg_core.plugins.loading import LoadedRecord
 from rpeg_core.plugins.registry import Registry
 from rpeg_core.records import AlgorithmTemplate, HardwareProfile, SearchStrategy
 from rpeg_core.settings import Override, build_settings
@@ -70,12 +71,9 @@ class Planner:
         self.models = _models(self.template, experiment)
         self.options = EvaluationOptions(steps=experiment.horizon_steps, split_lengths=experiment.split_lengths)
         self._uses = [
-            PluginUse(kind=kind, name=loaded.record.name, distribution=loaded.distribution, version=loaded.version)
-            for kind, loaded in (
-                ("algorithm", algorithm),
-                ("hardware", hardware),
-                *(("cost", t) for t in terms),
-            )
+            _use("algorithm", algorithm),
+            _use("hardware", hardware),
+            *(_use("cost", loaded) for loaded in terms),
         ]
 
     def strategy(self, name: str | None = None) -> tuple[SearchStrategy, Any]:
@@ -83,9 +81,6 @@ class Planner:
         loaded = self._registry.get("search", name or self.experiment.search.strategy)
         record: SearchStrategy = loaded.record
         seeded = {"seed": self.experiment.search.seed} if "seed" in attrs.fields_dict(record.settings) else {}
-        self._uses.append(
-            PluginUse(kind="search", name=record.name, distribution=loaded.distribution, version=loaded.version)
-        )
         return record, self._settings(record.name, record.settings, seeded)
 
     def structures(self) -> tuple[Structure, ...]:
@@ -175,19 +170,35 @@ class Planner:
             seconds = DEFAULT_SECONDS
         return record.run(problem, SearchBudget(seconds=seconds, evaluations=choice.evaluations), settings, progress)
 
-    def plan(self, problem: StructureProblem, assignments: ExecutionPlan, search: Mapping[str, Any]) -> Plan:
-        """The artifact of one configuration."""
+    def plan(
+        self,
+        problem: StructureProblem,
+        assignments: ExecutionPlan,
+        search: Mapping[str, Any],
+        strategy: str | None = None,
+    ) -> Plan:
+        """The artifact of one configuration; ``strategy`` is who found it, None when nobody searched."""
+        uses = list(self._uses)
+        if strategy is not None:
+            uses.append(_use("search", self._registry.get("search", strategy)))
         return Plan(
-            experiment=self.experiment,
+            experiment=self._with_overrides(),
             structure=problem.structure,
             rpeg=problem.rpeg,
             assignments=dict(assignments),
             machine=self.machine,
             options=self.options,
             prediction=summarize(problem.predict(assignments), self.options, self.hardware.device.memory_bytes),
-            plugins=tuple(dict.fromkeys(self._uses)),
+            plugins=tuple(dict.fromkeys(uses)),
             search=dict(search),
         )
+
+    def _with_overrides(self) -> Experiment:
+        """The experiment as planned: ``--set`` values are part of it, so that a plan can be evaluated again."""
+        settings = {name: dict(values) for name, values in self.experiment.settings.items()}
+        for override in self._overrides:
+            settings.setdefault(override.target, {})[override.name] = override.text
+        return attrs.evolve(self.experiment, settings=settings)
 
     def _settings(self, name: str, cls: type, defaults: Mapping[str, Any] | None = None) -> Any:
         self._settings_read.add(name)
@@ -228,6 +239,10 @@ class Planner:
                 facts=[f"structure {i}: {', '.join(sorted(operators))}" for i, operators in enumerate(names)],
                 hint="pin operators of one structure only",
             )
+
+
+def _use(kind: str, loaded: LoadedRecord) -> PluginUse:
+    return PluginUse(kind=kind, name=loaded.record.name, distribution=loaded.distribution, version=loaded.version)
 
 
 def _hardware(profile: HardwareProfile, experiment: Experiment) -> HardwareProfile:
