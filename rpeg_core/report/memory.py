@@ -1,0 +1,120 @@
+"""Peak memory of every GPU against what it can use, in one line each or term by term."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rpeg_core.costing.memory import DeviceMemory, MemoryItem, SegmentMemory
+from rpeg_core.report import words
+from rpeg_core.report.page import Column, Grid
+
+__all__ = ["gpus", "largest_terms", "memory_details", "memory_overview", "out_of_memory"]
+
+BAR_CELLS = 24
+LARGEST_TERMS = 3
+
+
+def gpus(segment: SegmentMemory) -> str:
+    """``GPU 3`` or ``GPUs 0-15``."""
+    return ("GPU " if segment.gpus.size == 1 else "GPUs ") + str(segment.gpus)
+
+
+def largest_terms(segment: SegmentMemory, count: int = LARGEST_TERMS) -> str:
+    """``actor training state 80.3 GB, actor_training activations 20.1 GB, ... others 3.0 GB``."""
+    items = sorted(segment.items, key=lambda item: -item.bytes)
+    named = [f"{_owner(item)} {item.quantity} {words.gigabytes(item.bytes)}" for item in items[:count]]
+    rest = sum(item.bytes for item in items[count:])
+    return ", ".join([*named, *([f"others {words.gigabytes(rest)}"] if rest else [])])
+
+
+def out_of_memory(memory: DeviceMemory, usable_bytes: float) -> str:
+    """Which GPUs do not fit, and why: the one sentence of reports and errors."""
+    peak = memory.peak
+    need = "need" if peak.gpus.size > 1 else "needs"
+    return (
+        f"{gpus(peak)} {need} {words.gigabytes(peak.peak_bytes)} of {words.gigabytes(usable_bytes)}"
+        f" while {peak.moment} runs: {largest_terms(peak)}"
+    )
+
+
+def memory_overview(memory: DeviceMemory, usable_bytes: float, *, ascii_only: bool) -> Grid:
+    """One row per group of GPUs: bar, peak, usable, and the operator at the peak."""
+    rows, styles = [], []
+    for segment in memory.segments:
+        share = segment.peak_bytes / usable_bytes
+        if share > 1:
+            styles.append((len(rows), "bold red"))
+        rows.append(
+            (
+                str(segment.gpus),
+                words.bar(share, BAR_CELLS, ascii_only=ascii_only),
+                words.gigabytes(segment.peak_bytes),
+                words.gigabytes(usable_bytes),
+                words.percent(share),
+                segment.moment or "idle",
+            )
+        )
+    return Grid(
+        title="peak memory per GPU",
+        columns=(
+            Column("GPUs"),
+            Column("share of the usable memory"),
+            Column("peak", right=True),
+            Column("usable", right=True),
+            Column("share", right=True),
+            Column("while"),
+        ),
+        rows=tuple(rows),
+        styles=tuple(styles),
+    )
+
+
+def memory_details(memory: DeviceMemory, usable_bytes: float, operators: Sequence[str] | None = None) -> Grid:
+    """Every term of every group of GPUs; with ``operators`` only theirs."""
+    rows, styles = [], []
+    for segment in memory.segments:
+        for item in segment.items:
+            if operators is None or item.operator in operators:
+                rows.append(
+                    (
+                        str(segment.gpus),
+                        item.model or "",
+                        item.operator,
+                        item.quantity,
+                        "all the time" if item.persistent else "while it runs",
+                        words.gigabytes(item.bytes),
+                        words.percent(item.bytes / usable_bytes),
+                    )
+                )
+        if operators is None:
+            over = segment.peak_bytes > usable_bytes
+            styles.append((len(rows), "bold red" if over else "bold"))
+            rows.append(
+                (
+                    str(segment.gpus),
+                    "",
+                    "",
+                    "peak",
+                    f"while {segment.moment}" if segment.moment else "idle",
+                    words.gigabytes(segment.peak_bytes),
+                    words.percent(segment.peak_bytes / usable_bytes),
+                )
+            )
+    return Grid(
+        title=f"memory per GPU, by term; {words.gigabytes(usable_bytes)} usable",
+        columns=(
+            Column("GPUs"),
+            Column("model"),
+            Column("operator"),
+            Column("term"),
+            Column("held"),
+            Column("size", right=True),
+            Column("share", right=True),
+        ),
+        rows=tuple(rows),
+        styles=tuple(styles),
+    )
+
+
+def _owner(item: MemoryItem) -> str:
+    return item.model if item.persistent and item.model is not None else item.operator

@@ -1,0 +1,159 @@
+"""The tables of ``rpeg plan``, ``predict`` and ``explain``: from a prediction to rows of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rpeg_core.costing.book import CostBook
+from rpeg_core.passes.evaluate import Prediction
+from rpeg_core.passes.lower import Node, NodeKind
+from rpeg_core.planning.assignment import ExecutionPlan
+from rpeg_core.planning.plan import PlanPrediction
+from rpeg_core.planning.problem import critical_seconds
+from rpeg_core.report import words
+from rpeg_core.report.page import Column, Grid
+
+__all__ = ["critical_path", "operator_table", "operator_terms", "steady_step", "transfer_table"]
+
+BAR_CELLS = 16
+
+
+def operator_table(assignments: ExecutionPlan, prediction: PlanPrediction) -> Grid:
+    """Operator -> GPUs, degrees, microbatches, time."""
+    rows = []
+    for name, assignment in assignments.items():
+        layout, phases = assignment.layout, prediction.operator_s[name]
+        degrees = (layout.data, layout.pipeline, layout.tensor, assignment.microbatches)
+        rows.append(
+            (
+                name,
+                str(assignment.allocation),
+                *(str(degree) for degree in degrees),
+                words.seconds(sum(phases)),
+                " + ".join(map(words.seconds, phases)) if len(phases) > 1 else "",
+            )
+        )
+    split = any(row[-1] for row in rows)
+    columns = (
+        Column("operator"),
+        Column("GPUs"),
+        Column("dp", right=True),
+        Column("pp", right=True),
+        Column("tp", right=True),
+        Column("microbatches", right=True),
+        Column("time", right=True),
+        Column("length phases"),
+    )
+    if not split:
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
+    return Grid(title="plan", columns=columns, rows=tuple(rows))
+
+
+def operator_terms(
+    book: CostBook,
+    assignments: ExecutionPlan,
+    phases: Sequence[str],
+    operators: Sequence[str],
+    *,
+    ascii_only: bool,
+) -> Grid:
+    """Seconds of each operator by cost term; ``phases`` are the operators that are split into length phases."""
+    rows, styles = [], []
+    for name in operators:
+        costs = book.operators[name]
+        row = book.row(assignments[name], name)
+        tables = costs.phases if name in phases else (costs.whole,)
+        terms = [
+            (term, float(sum(table.values[i, row] for table in tables))) for i, term in enumerate(costs.whole.terms)
+        ]
+        total = sum(value for _, value in terms)
+        styles.append((len(rows), "bold"))
+        rows.append((name, "total", words.seconds(total), "", "", ""))
+        for term, value in sorted(terms, key=lambda item: -item[1]):
+            if value > 0:
+                share = value / total
+                bar = words.bar(share, BAR_CELLS, ascii_only=ascii_only)
+                rows.append((name, term.quantity, words.seconds(value), words.percent(share), bar, term.name))
+    return Grid(
+        title="time of one step, by term",
+        columns=(
+            Column("operator"),
+            Column("term"),
+            Column("time", right=True),
+            Column("share", right=True),
+            Column("of the operator"),
+            Column("cost term"),
+        ),
+        rows=tuple(rows),
+        styles=tuple(styles),
+    )
+
+
+def steady_step(prediction: Prediction) -> tuple[Node, ...]:
+    """The transfers of the last step of the horizon, in the order of their start."""
+    graph, result = prediction.graph, prediction.schedule
+    nodes = [n for n in graph.nodes if n.step == graph.steps - 1 and n.kind is not NodeKind.OP]
+    return tuple(sorted(nodes, key=lambda node: (result.start_s[node.index], node.index)))
+
+
+def transfer_table(prediction: Prediction, book: CostBook, operators: Sequence[str] | None = None) -> Grid:
+    """COMM and RESHARD of one step in steady state, with bytes, link and time."""
+    rows = []
+    for node in steady_step(prediction):
+        if operators is not None and node.operator not in operators:
+            continue
+        tier = book.machine.tier_between(node.allocation, node.source)
+        rows.append(
+            (
+                node.kind.value,
+                node.container or "",
+                node.operator if node.phase is None else f"{node.operator} (phase {node.phase + 1})",
+                str(node.source),
+                str(node.allocation),
+                words.size(node.payload_bytes),
+                tier.name.lower().replace("_", "-"),
+                words.seconds(prediction.seconds[node.index]),
+            )
+        )
+    return Grid(
+        title="transfers of one step",
+        columns=(
+            Column("kind"),
+            Column("carries"),
+            Column("for"),
+            Column("from GPUs"),
+            Column("to GPUs"),
+            Column("payload", right=True),
+            Column("link"),
+            Column("time", right=True),
+        ),
+        rows=tuple(rows),
+    )
+
+
+def critical_path(prediction: Prediction, *, ascii_only: bool) -> Grid:
+    """What the makespan consists of: seconds of each operator on the critical path, the rest is transfers."""
+    makespan = prediction.evaluation.makespan_s
+    values = critical_seconds(prediction)
+    parts = [(op.name, float(s)) for op, s in zip(prediction.graph.rpeg.operators, values, strict=True)]
+    parts.append(("transfers", max(0.0, makespan - sum(value for _, value in parts))))
+    rows = tuple(
+        (
+            name,
+            words.seconds(value),
+            words.percent(value / makespan),
+            words.bar(value / makespan, BAR_CELLS, ascii_only=ascii_only),
+        )
+        for name, value in sorted(parts, key=lambda part: -part[1])
+        if value > 1e-9 * makespan
+    )
+    return Grid(
+        title=f"critical path of {words.plural(prediction.graph.steps, 'step')}, {words.seconds(makespan)}",
+        columns=(
+            Column("operator"),
+            Column("time", right=True),
+            Column("share", right=True),
+            Column("of the makespan"),
+        ),
+        rows=rows,
+    )

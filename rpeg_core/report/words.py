@@ -1,0 +1,72 @@
+"""Numbers as people read them: 91.8 GB, 12.6 s, 31,204 tok/s. One GB is 10^9 bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["bar", "count", "gigabytes", "listing", "percent", "plural", "seconds", "size", "times", "tokens_per_s"]
+
+_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+_SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+def seconds(value: float) -> str:
+    """``1.23 s``, ``45.6 ms``, ``7.89 µs``; three significant digits, whole seconds from 100 on."""
+    for unit, name in _TIMES:
+        if value >= unit * 0.9995:
+            return f"{_three(value / unit)} {name}"
+    return "0 s" if value == 0 else f"{_three(value / 1e-6)} µs"
+
+
+def size(value: float) -> str:
+    """``78.2 GB``, ``1.57 MB``, ``512 B``; three significant digits."""
+    for unit, name in _SIZES:
+        if value >= unit * 0.9995:
+            return f"{_three(value / unit)} {name}"
+    return f"{value:.0f} B"
+
+
+def gigabytes(value: float) -> str:
+    """Always GB with one decimal, for numbers that are compared with each other: ``78.2 GB``."""
+    return f"{value / 1e9:,.1f} GB"
+
+
+def tokens_per_s(value: float) -> str:
+    return f"{value:,.0f} tok/s" if value >= 10 else f"{value:.2g} tok/s"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f}%" if share >= 0.0995 or share == 0 else f"{100 * share:.1f}%"
+
+
+def times(ratio: float) -> str:
+    """``×1.30``."""
+    return f"×{ratio:.2f}"
+
+
+def count(value: int) -> str:
+    return f"{value:,}"
+
+
+def plural(number: int, noun: str) -> str:
+    """``1 GPU``, ``2 GPUs``."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def listing(parts: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else list(parts))
+
+
+def bar(share: float, width: int, *, ascii_only: bool = False) -> str:
+    """A bar of ``width`` cells, filled for ``share`` (cut to 0..1); anything above 0 shows at least one cell."""
+    filled = min(width, round(share * width)) if share > 0 else 0
+    filled = max(filled, 1) if share > 0 else 0
+    full, empty = ("#", ".") if ascii_only else ("█", "░")
+    return full * filled + empty * (width - filled)
+
+
+def _three(value: float) -> str:
+    if value >= 99.95:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
