@@ -99,9 +99,7 @@ def kv_cache_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     if batch.role is not Role.GENERATION:
         return np.zeros(len(layouts))
     own_prompt = 0 if workload.shared_prefix else workload.prompt_tokens
-    held = max(
-        phase.alive * workload.sequences * (own_prompt + phase.last_token) for phase in workload.phases
-    )
+    held = max(phase.alive * workload.sequences * (own_prompt + phase.last_token) for phase in workload.phases)
     if workload.shared_prefix:
         held = held + workload.prompts * workload.prompt_tokens
     per_token = model.layers / layouts.pipeline * model.kv_elements_per_token_per_layer(layouts.tensor)

@@ -24,9 +24,7 @@ def all_reduce_s(payload_bytes: ArrayLike, ranks: ArrayLike, links: Links) -> Fl
 def reduce_scatter_s(payload_bytes: ArrayLike, ranks: ArrayLike, links: Links) -> Floats:
     """``(p-1) alpha + (p-1)/p M beta``; M is the unreduced buffer of one GPU."""
     p = np.asarray(ranks, np.float64)
-    return (p - 1.0) * links.latency_s + (p - 1.0) / p * np.asarray(
-        payload_bytes
-    ) / links.bandwidth_bytes_per_s
+    return (p - 1.0) * links.latency_s + (p - 1.0) / p * np.asarray(payload_bytes) / links.bandwidth_bytes_per_s
 
 
 def all_gather_s(payload_bytes: ArrayLike, ranks: ArrayLike, links: Links) -> Floats:

@@ -55,9 +55,7 @@ def _microbatch_s(batch: OperatorBatch, model: ModelSpec, part: Pass) -> Floats:
     bytes_per_element = batch.workload.bytes_per_element
     shards = layouts.pipeline * layouts.tensor
     # tokens are those of one replica and microbatch, so that W / (P mb) = flops / (Pp Pt)
-    flops = forward_flops(
-        paper_counts(model), tokens=part.tokens, context=part.context, head_tokens=part.head_tokens
-    )
+    flops = forward_flops(paper_counts(model), tokens=part.tokens, context=part.context, head_tokens=part.head_tokens)
     weights_bytes = model.layers / shards * paper_layer_parameters(model) * bytes_per_element
     activation_bytes = 2.0 * part.tokens * model.hidden * model.layers / layouts.pipeline * bytes_per_element
     width = min(model.hidden, model.ffn) / layouts.tensor

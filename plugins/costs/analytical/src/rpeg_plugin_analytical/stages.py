@@ -66,9 +66,7 @@ def _matrices_s(batch: OperatorBatch, model: ModelSpec, part: Pass) -> Floats:
         # kinds of GEMM, weighted by FLOPs, is eta at the harmonic mean of the rows.
         routed = float(routed_parameters(model, active)) / model.active_layer_parameters
         rows = part.tokens / (1.0 - routed + routed * met / active)
-    moved_bytes = (
-        stage_layers * (weights + 2.0 * part.tokens * model.hidden) * batch.workload.bytes_per_element
-    )
+    moved_bytes = stage_layers * (weights + 2.0 * part.tokens * model.hidden) * batch.workload.bytes_per_element
     return roofline_s(flops, moved_bytes, _utilization(batch, model, rows), batch.hardware.device)
 
 

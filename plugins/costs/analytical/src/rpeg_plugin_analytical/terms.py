@@ -168,9 +168,7 @@ def _memory_terms(
             activations,
             "checkpoints and layer intermediates, D-I a, b",
         ),
-        _memory(
-            model, "kv_cache", "KV cache", MemoryKind.TRANSIENT, kv_cache, "K and V of Lp + Lr tokens, D-I c"
-        ),
+        _memory(model, "kv_cache", "KV cache", MemoryKind.TRANSIENT, kv_cache, "K and V of Lp + Lr tokens, D-I c"),
     )
 
 
@@ -186,9 +184,7 @@ def _transfer(model: str, term: str, quantity: str, function: TransferFunction, 
     )
 
 
-def _memory(
-    model: str, term: str, quantity: str, kind: MemoryKind, function: MemoryFunction, summary: str
-) -> CostTerm:
+def _memory(model: str, term: str, quantity: str, kind: MemoryKind, function: MemoryFunction, summary: str) -> CostTerm:
     return CostTerm(
         name=f"{model}.{term}",
         summary=summary,
