@@ -141,4 +141,3 @@ def sc21_seconds(tiny, hardware, row):
 @pytest.mark.parametrize("row", SC21, ids=lambda row: f"{row[0]}x{row[1]}")
 def test_training_is_near_published_step_times(tiny, a100, row):
     assert sc21_seconds(tiny, a100, row) == pytest.approx(row[-1], rel=0.25)
-
