@@ -88,9 +88,7 @@ def workloads(draw: st.DrawFn, *, max_phases: int = 4) -> Workload:
     cuts = st.lists(st.integers(1, response_tokens - 1), max_size=max_phases - 1, unique=True)
     tokens = [*sorted(draw(cuts)), response_tokens]
     # Eighths are exact in binary, so that sums over phases can be compared with ==.
-    eighths = sorted(
-        draw(st.lists(st.integers(1, 7), min_size=len(tokens) - 1, max_size=len(tokens) - 1, unique=True))
-    )
+    eighths = sorted(draw(st.lists(st.integers(1, 7), min_size=len(tokens) - 1, max_size=len(tokens) - 1, unique=True)))
     fractions = [*(n / 8 for n in eighths), 1.0]
     quantiles = tuple(map(LengthQuantile, fractions, tokens))
     return Workload(
@@ -121,9 +119,7 @@ def rpegs(
 
 
 @st.composite
-def execution_plans(
-    draw: st.DrawFn, rpeg: Rpeg, machine: DeviceSpace, workload: Workload
-) -> dict[str, Assignment]:
+def execution_plans(draw: st.DrawFn, rpeg: Rpeg, machine: DeviceSpace, workload: Workload) -> dict[str, Assignment]:
     """A legal plan. Operators often share an allocation or a whole assignment, as in good plans."""
     plan: dict[str, Assignment] = {}
     for operator in rpeg.operators:
@@ -210,9 +206,7 @@ class _Drawing:
         builder.data("prompts", elements=self.elements(), bytes_per_element=2)
         for draft in self.drafts:
             for name in draft.writes:
-                builder.data(
-                    name, elements=self.elements(), bytes_per_element=self.draw(st.sampled_from((2, 4)))
-                )
+                builder.data(name, elements=self.elements(), bytes_per_element=self.draw(st.sampled_from((2, 4))))
         # Along every edge at least one container; one that arrives over no edge comes from an ancestor.
         carried: dict[tuple[int, int], tuple[str, ...]] = {}
         for index, draft in enumerate(self.drafts):
@@ -226,9 +220,7 @@ class _Drawing:
                 builder.connect(self.names[source], name, self.names[target])
         for draft in self.drafts:
             if draft.role is Role.TRAINING:
-                served = [
-                    d.name for d in self.drafts if d.model == draft.model and d.role is not Role.TRAINING
-                ]
+                served = [d.name for d in self.drafts if d.model == draft.model and d.role is not Role.TRAINING]
                 builder.publish(draft.name, *served)
         return builder.build()
 

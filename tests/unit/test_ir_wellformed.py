@@ -131,6 +131,28 @@ BROKEN = {
         "W2: publication edge actor_training -prompts-> actor_generation: container 'prompts' does not hold "
         "the weights of model 'actor'",
     ),
+    "training that writes no weights": (
+        with_operators(
+            GENERATION,
+            attrs.evolve(TRAINING, outputs=frozenset()),
+            publication_edges=(),
+            outputs=frozenset(),
+        ),
+        "W2: training operator 'actor_training' does not write the weights of 'actor'",
+    ),
+    "two trainings of one model": (
+        with_operators(GENERATION, TRAINING, attrs.evolve(TRAINING, name="again")),
+        "W2: 'actor_training' and 'again' both train 'actor'",
+    ),
+    "training of a frozen model": (
+        with_model(trainable=False, staleness=0),
+        "W2: 'actor_training' trains 'actor', which is declared frozen",
+    ),
+    "publication to an operator without the model": (
+        with_operators(attrs.evolve(GENERATION, model=None, role=Role.INFERENCE, seconds_per_sample=1.0), TRAINING),
+        "W2: publication edge actor_training -W_actor-> actor_generation: 'actor_generation' does not invoke "
+        "model 'actor'",
+    ),
     "undeclared graph input": (
         attrs.evolve(MINI, inputs=frozenset({"W_actor"})),
         "W3: container 'prompts' is read but nothing writes it and it is no graph input",

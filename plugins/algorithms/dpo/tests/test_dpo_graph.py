@@ -52,9 +52,7 @@ def test_operators_and_interfaces():
             {"W_actor"},
         ),
     }
-    assert expected == {
-        op.name: (op.role.value, op.model, set(op.inputs), set(op.outputs)) for op in graph.operators
-    }
+    assert expected == {op.name: (op.role.value, op.model, set(op.inputs), set(op.outputs)) for op in graph.operators}
     assert list(expected) == [op.name for op in graph.operators]
 
 

@@ -111,9 +111,7 @@ def test_reward_function():
 
 
 def test_container_sizes():
-    assert {
-        c.name: (c.elements, c.bytes_per_element) for c in build(WITH_MODEL).containers if c.model is None
-    } == {
+    assert {c.name: (c.elements, c.bytes_per_element) for c in build(WITH_MODEL).containers if c.model is None} == {
         "prompts": (2 * 5, 2),
         "completions": (2 * 3 * (5 + 7), 2),
         "actor_logprobs": (2 * 3 * 7, 2),

@@ -17,9 +17,7 @@ RESPONSES_PER_PAIR = 2
 """Chosen and rejected."""
 
 
-def build(
-    workload: Workload, models: Mapping[str, ModelSpec], structure: Structure, settings: NoSettings
-) -> Rpeg:
+def build(workload: Workload, models: Mapping[str, ModelSpec], structure: Structure, settings: NoSettings) -> Rpeg:
     """One step of DPO, 3 operators.
 
     **[choice]** The paper names their count only; here they are inference of the policy for the

@@ -34,9 +34,7 @@ class Settings:
     )
 
 
-def build(
-    workload: Workload, models: Mapping[str, ModelSpec], structure: Structure, settings: Settings
-) -> Rpeg:
+def build(workload: Workload, models: Mapping[str, ModelSpec], structure: Structure, settings: Settings) -> Rpeg:
     """One step of GRPO, 4 operators.
 
     Args:
@@ -66,9 +64,7 @@ def build(
     rewards = data("rewards", elements=workload.sequences)
 
     rollout = b.generation("actor_generation", "actor", reads=[prompts], writes=[completions, actor_logprobs])
-    reference = b.inference(
-        "reference_inference", "reference", reads=[completions], writes=[reference_logprobs]
-    )
+    reference = b.inference("reference_inference", "reference", reads=[completions], writes=[reference_logprobs])
     if settings.reward_seconds_per_sample is None:
         reward = b.inference("reward_inference", "reward", reads=[completions], writes=[rewards])
     else:
@@ -78,9 +74,7 @@ def build(
             writes=[rewards],
             seconds_per_sample=settings.reward_seconds_per_sample,
         )
-    training = b.training(
-        "actor_training", "actor", reads=[completions, actor_logprobs, reference_logprobs, rewards]
-    )
+    training = b.training("actor_training", "actor", reads=[completions, actor_logprobs, reference_logprobs, rewards])
 
     b.connect(rollout, completions, reference, reward)
     b.connect(reference, reference_logprobs, training)

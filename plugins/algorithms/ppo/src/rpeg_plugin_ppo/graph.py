@@ -26,9 +26,7 @@ class Settings:
     )
 
 
-def build(
-    workload: Workload, models: Mapping[str, ModelSpec], structure: Structure, settings: Settings
-) -> Rpeg:
+def build(workload: Workload, models: Mapping[str, ModelSpec], structure: Structure, settings: Settings) -> Rpeg:
     """One step of PPO: 6 operators, or 5 when actor and critic share a backbone.
 
     Args:
@@ -64,12 +62,8 @@ def build(
     values = data("values", elements=per_token)
     rewards = data("rewards", elements=workload.sequences)
 
-    rollout = b.generation(
-        f"{actor}_generation", actor, reads=[prompts], writes=[completions, actor_logprobs]
-    )
-    reference = b.inference(
-        "reference_inference", "reference", reads=[completions], writes=[reference_logprobs]
-    )
+    rollout = b.generation(f"{actor}_generation", actor, reads=[prompts], writes=[completions, actor_logprobs])
+    reference = b.inference("reference_inference", "reference", reads=[completions], writes=[reference_logprobs])
     reward = b.inference("reward_inference", "reward", reads=[completions], writes=[rewards])
     value = b.inference(f"{critic}_inference", critic, reads=[completions], writes=[values])
     signals = (completions, reference_logprobs, rewards, values)
@@ -96,8 +90,7 @@ def _shared_backbone(models: Mapping[str, ModelSpec]) -> ModelSpec:
     differences = [
         f"{field.name}: actor {getattr(actor, field.name)!r}, critic {getattr(critic, field.name)!r}"
         for field in attrs.fields(ModelSpec)
-        if field.name not in ("name", "source", "head")
-        and getattr(actor, field.name) != getattr(critic, field.name)
+        if field.name not in ("name", "source", "head") and getattr(actor, field.name) != getattr(critic, field.name)
     ]
     if differences:
         raise ExperimentError(
