@@ -54,9 +54,6 @@ class Remedy:
     extent: float
     tokens_per_s: float
 
-    def __str__(self) -> str:
-        return f"{self.key}: {self.value} (now {self.instead_of})"
-
 
 @attrs.frozen(kw_only=True)
 class Remedies:

@@ -7,11 +7,12 @@ descent to the least memory has the last word before the answer is no.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
 import attrs
 
-from rpeg_core.errors import PluginError
+from rpeg_core.errors import PluginError, RpegError
 from rpeg_core.passes.evaluate import Prediction
 from rpeg_core.passes.score import Evaluation, Objective
 from rpeg_core.planning.footprint import least_memory
@@ -20,13 +21,15 @@ from rpeg_core.planning.problem import Problem, StructureProblem
 from rpeg_core.planning.search import Progress, SearchResult, Solution
 from rpeg_core.plugins.registry import Registry
 
-__all__ = ["BASELINE", "LEAST_MEMORY", "Contender", "Outcome", "contend", "solve"]
+__all__ = ["BASELINE", "LEAST_MEMORY", "Contender", "Outcome", "contend", "only_choice", "solve"]
 
 BASELINE = "baseline"
 """The guarantee of strategies that every plan is compared with."""
 
 LEAST_MEMORY = "least-memory"
 """Who found a plan that only the descent to the least memory found."""
+
+LEAST_MEMORY_SECONDS = 5.0
 
 
 @attrs.frozen(kw_only=True)
@@ -76,8 +79,7 @@ class Outcome:
     @property
     def nearest(self) -> Contender | None:
         """The contender with the smallest peak, for the report when nothing fits."""
-        known = [contender for contender in self.contenders if contender.prediction is not None]
-        return min(known, key=lambda contender: contender.prediction.evaluation.peak_ratio, default=None)
+        return closest(self.contenders)
 
     def structure(self, contender: Contender) -> StructureProblem:
         """The structure of a contender's solution."""
@@ -113,10 +115,38 @@ def solve(
     if baselines:
         contenders += [contend(planner, problem, other, Progress()) for other in others if other != name]
     winner = best(problem.objective, contenders)
-    if winner is None and (found := least_memory(problem)) is not None:
-        contenders.append(Contender(name=LEAST_MEMORY, result=None, solution=found, prediction=predict(problem, found)))
+    if winner is None:
+        contenders.append(_least_memory(problem))
         winner = best(problem.objective, contenders)
     return Outcome(problem=problem, contenders=tuple(contenders), winner=winner)
+
+
+def only_choice(problem: Problem) -> Solution | None:
+    """The best structure when pins leave one configuration of each; None when there is something to search.
+
+    Where none fits it is the one with the smallest peak.
+    """
+    if any(len(candidates) != 1 for structure in problem.structures for candidates in structure.candidates):
+        return None
+    solutions = [Solution(i, (0,) * len(s.candidates)) for i, s in enumerate(problem.structures)]
+    contenders = [
+        Contender(name="", result=None, solution=solution, prediction=predict(problem, solution))
+        for solution in solutions
+    ]
+    winner = best(problem.objective, contenders) or closest(contenders)
+    return None if winner is None else winner.solution
+
+
+def closest(contenders: Sequence[Contender]) -> Contender | None:
+    """The contender with the smallest peak."""
+    known = [contender for contender in contenders if contender.prediction is not None]
+    return min(known, key=lambda contender: contender.prediction.evaluation.peak_ratio, default=None)
+
+
+def _least_memory(problem: Problem) -> Contender:
+    found = least_memory(problem, any_size=True, deadline=time.monotonic() + LEAST_MEMORY_SECONDS)
+    prediction = None if found is None else predict(problem, found)
+    return Contender(name=LEAST_MEMORY, result=None, solution=found, prediction=prediction)
 
 
 def best(objective: Objective, contenders: list[Contender]) -> Contender | None:
@@ -162,8 +192,6 @@ def _exists(problem: Problem, solution: Solution) -> bool:
 
 
 def _guarded(name: str, run: Callable[[], SearchResult]) -> SearchResult:
-    from rpeg_core.errors import RpegError
-
     try:
         return run()
     except RpegError:

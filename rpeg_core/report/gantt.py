@@ -22,7 +22,18 @@ if TYPE_CHECKING:
 __all__ = ["Block", "Chart", "Row", "ascii_lines", "chart", "rich_lines"]
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-COLOURS = ("sky_blue1", "orange1", "green3", "plum2", "gold1", "salmon1", "turquoise2", "grey70")
+COLOURS = (
+    ("#7cc4ff", "#4f9bd8"),
+    ("#ffb454", "#d98a2b"),
+    ("#7bd88f", "#4fb066"),
+    ("#d0a8ff", "#a97fdc"),
+    ("#f5e05e", "#cbb63a"),
+    ("#ff8f87", "#d9645c"),
+    ("#6fe3d6", "#43b5a9"),
+    ("#c8c8c8", "#9a9a9a"),
+)
+"""Of an operator in even and in odd steps, so that neighbouring blocks stay apart."""
+
 TRANSFER_CELL = {NodeKind.COMM: "~", NodeKind.RESHARD: "#"}
 MIN_COLUMNS = 24
 
@@ -165,8 +176,8 @@ def rich_lines(picture: Chart, *, width: int) -> list[Text]:
             elif run.block.kind is not NodeKind.OP:
                 line.append(TRANSFER_CELL[run.block.kind] * run.cells, style=_colour(run.block.operator))
             else:
-                shade = "" if run.block.step % 2 == 0 else " dim"
-                line.append(run.label.ljust(run.cells), style=f"black on {_colour(run.block.operator)}{shade}")
+                colour = _colour(run.block.operator, run.block.step)
+                line.append(run.label.ljust(run.cells), style=f"black on {colour}")
         lines.append(line)
     lines.append(Text(_axis(picture, label, columns), style="bright_black"))
     legend = Text()
@@ -184,8 +195,8 @@ def _name(row: Row) -> str:
     return f"GPU {row.gpus}" if row.gpus.isdigit() else f"GPUs {row.gpus}"
 
 
-def _colour(operator: int) -> str:
-    return COLOURS[operator % len(COLOURS)]
+def _colour(operator: int, step: int = 0) -> str:
+    return COLOURS[operator % len(COLOURS)][step % 2]
 
 
 def _columns(picture: Chart, width: int) -> tuple[int, int]:

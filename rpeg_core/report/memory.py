@@ -37,7 +37,7 @@ def out_of_memory(memory: DeviceMemory, usable_bytes: float) -> str:
     )
 
 
-def memory_overview(memory: DeviceMemory, usable_bytes: float, *, ascii_only: bool) -> Grid:
+def memory_overview(memory: DeviceMemory, usable_bytes: float) -> Grid:
     """One row per group of GPUs: bar, peak, usable, and the operator at the peak."""
     rows, styles = [], []
     for segment in memory.segments:
@@ -47,7 +47,7 @@ def memory_overview(memory: DeviceMemory, usable_bytes: float, *, ascii_only: bo
         rows.append(
             (
                 str(segment.gpus),
-                words.bar(share, BAR_CELLS, ascii_only=ascii_only),
+                words.bar(share, BAR_CELLS),
                 words.gigabytes(segment.peak_bytes),
                 words.gigabytes(usable_bytes),
                 words.percent(share),
@@ -58,7 +58,7 @@ def memory_overview(memory: DeviceMemory, usable_bytes: float, *, ascii_only: bo
         title="peak memory per GPU",
         columns=(
             Column("GPUs"),
-            Column("share of the usable memory"),
+            Column("of the usable memory", drawn=True),
             Column("peak", right=True),
             Column("usable", right=True),
             Column("share", right=True),

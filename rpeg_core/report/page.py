@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -19,11 +18,11 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 @attrs.frozen
 class Column:
-    """A heading; numbers are aligned ``right``; ``style`` is a rich style for the terminal."""
+    """A heading; numbers are aligned ``right``; what is ``drawn`` (a bar) is left out in a pipe."""
 
     name: str
     right: bool = False
-    style: str = ""
+    drawn: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -41,14 +40,22 @@ class Grid:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=SIMPLE_HEAD, pad_edge=False, title=Text(self.title), title_justify="left", title_style="bold")
+        table = Table(
+            box=SIMPLE_HEAD, show_edge=False, pad_edge=False, title=Text(self.title, style="bold"), title_justify="left"
+        )
         for column in self.columns:
             justify = "right" if column.right else "left"
-            table.add_column(Text(column.name), justify=justify, style=column.style, overflow="fold")
+            table.add_column(Text(column.name, style="bright_black"), justify=justify, overflow="fold")
         styles = dict(self.styles)
         for index, row in enumerate(self.rows):
             table.add_row(*(Text(plain(cell)) for cell in row), style=styles.get(index))
         return table
+
+    def written(self) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+        """Headings and rows for a pipe."""
+        kept = [index for index, column in enumerate(self.columns) if not column.drawn]
+        rows = tuple(tuple(row[index] for index in kept) for row in self.rows)
+        return tuple(self.columns[index].name for index in kept), rows
 
 
 def plain(text: object) -> str:
@@ -70,8 +77,3 @@ def terminal_width() -> int:
     import shutil
 
     return shutil.get_terminal_size((80, 24)).columns
-
-
-def widths(rows: Sequence[Sequence[str]]) -> list[int]:
-    """The longest cell of each column."""
-    return [max(map(len, cells)) for cells in zip(*rows, strict=True)]

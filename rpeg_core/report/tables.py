@@ -13,7 +13,7 @@ from rpeg_core.planning.problem import critical_seconds
 from rpeg_core.report import words
 from rpeg_core.report.page import Column, Grid
 
-__all__ = ["critical_path", "operator_table", "operator_terms", "steady_step", "transfer_table"]
+__all__ = ["critical_path", "operator_table", "operator_terms", "split_operators", "steady_step", "transfer_table"]
 
 BAR_CELLS = 16
 
@@ -49,14 +49,7 @@ def operator_table(assignments: ExecutionPlan, prediction: PlanPrediction) -> Gr
     return Grid(title="plan", columns=columns, rows=tuple(rows))
 
 
-def operator_terms(
-    book: CostBook,
-    assignments: ExecutionPlan,
-    phases: Sequence[str],
-    operators: Sequence[str],
-    *,
-    ascii_only: bool,
-) -> Grid:
+def operator_terms(book: CostBook, assignments: ExecutionPlan, phases: Sequence[str], operators: Sequence[str]) -> Grid:
     """Seconds of each operator by cost term; ``phases`` are the operators that are split into length phases."""
     rows, styles = [], []
     for name in operators:
@@ -72,7 +65,7 @@ def operator_terms(
         for term, value in sorted(terms, key=lambda item: -item[1]):
             if value > 0:
                 share = value / total
-                bar = words.bar(share, BAR_CELLS, ascii_only=ascii_only)
+                bar = words.bar(share, BAR_CELLS)
                 rows.append((name, term.quantity, words.seconds(value), words.percent(share), bar, term.name))
     return Grid(
         title="time of one step, by term",
@@ -81,12 +74,17 @@ def operator_terms(
             Column("term"),
             Column("time", right=True),
             Column("share", right=True),
-            Column("of the operator"),
+            Column("of the operator", drawn=True),
             Column("cost term"),
         ),
         rows=tuple(rows),
         styles=tuple(styles),
     )
+
+
+def split_operators(prediction: Prediction) -> frozenset[str]:
+    """The operators that run in length phases."""
+    return frozenset(n.operator for n in prediction.graph.nodes if n.kind is NodeKind.OP and n.phase is not None)
 
 
 def steady_step(prediction: Prediction) -> tuple[Node, ...]:
@@ -131,7 +129,7 @@ def transfer_table(prediction: Prediction, book: CostBook, operators: Sequence[s
     )
 
 
-def critical_path(prediction: Prediction, *, ascii_only: bool) -> Grid:
+def critical_path(prediction: Prediction) -> Grid:
     """What the makespan consists of: seconds of each operator on the critical path, the rest is transfers."""
     makespan = prediction.evaluation.makespan_s
     values = critical_seconds(prediction)
@@ -142,7 +140,7 @@ def critical_path(prediction: Prediction, *, ascii_only: bool) -> Grid:
             name,
             words.seconds(value),
             words.percent(value / makespan),
-            words.bar(value / makespan, BAR_CELLS, ascii_only=ascii_only),
+            words.bar(value / makespan, BAR_CELLS),
         )
         for name, value in sorted(parts, key=lambda part: -part[1])
         if value > 1e-9 * makespan
@@ -153,7 +151,7 @@ def critical_path(prediction: Prediction, *, ascii_only: bool) -> Grid:
             Column("operator"),
             Column("time", right=True),
             Column("share", right=True),
-            Column("of the makespan"),
+            Column("of the makespan", drawn=True),
         ),
         rows=rows,
     )

@@ -58,12 +58,10 @@ def listing(parts: Sequence[str]) -> str:
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else list(parts))
 
 
-def bar(share: float, width: int, *, ascii_only: bool = False) -> str:
+def bar(share: float, width: int) -> str:
     """A bar of ``width`` cells, filled for ``share`` (cut to 0..1); anything above 0 shows at least one cell."""
-    filled = min(width, round(share * width)) if share > 0 else 0
-    filled = max(filled, 1) if share > 0 else 0
-    full, empty = ("#", ".") if ascii_only else ("█", "░")
-    return full * filled + empty * (width - filled)
+    filled = max(1, min(width, round(share * width))) if share > 0 else 0
+    return "█" * filled + "░" * (width - filled)
 
 
 def _three(value: float) -> str:

@@ -1,0 +1,62 @@
+"""``rpeg explain``: where the time and the memory of a plan go, and where the numbers come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from rpeg_core.cli import ui
+from rpeg_core.cli.context import CommandContext, pass_context
+from rpeg_core.errors import UsageError, suggest
+
+__all__ = ["command"]
+
+
+@click.command("explain")
+@click.argument("plan", type=click.Path(path_type=Path))
+@click.option("--operator", metavar="NAME", help="Only this operator.")
+@click.option("--sources", "with_sources", is_flag=True, help="Also where each number of the hardware comes from.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@pass_context
+def command(context: CommandContext, plan: Path, operator: str | None, with_sources: bool, as_json: bool) -> None:
+    """Explain PLAN: time of each operator by term, memory of each GPU by term, transfers, critical path, sources.
+
+    The plan is evaluated again with the installed plugins; what differs from the file is a warning.
+    """
+    from rpeg_core.cli import planning
+    from rpeg_core.planning.plan import load_plan
+    from rpeg_core.planning.recheck import recheck
+    from rpeg_core.report import documents, sources, tables
+    from rpeg_core.report.memory import memory_details
+
+    checked = recheck(load_plan(plan), context.registry)
+    found, prediction, book = checked.plan, checked.prediction, checked.structure.book
+    names = tuple(found.assignments)
+    if operator is not None and operator not in names:
+        raise UsageError(
+            f"there is no operator {operator!r} in {plan}",
+            facts=[f"allowed: {', '.join(names)}"],
+            hint=suggest(operator, names),
+        )
+    chosen = names if operator is None else (operator,)
+    if as_json:
+        document = documents.explanation(found, prediction, book, chosen)
+        ui.print_json({"plan_file": str(plan), "differences": list(checked.differences), **document})
+        return
+    usable = found.prediction.usable_bytes
+    planning.show_heading(found)
+    ui.print_text(f"plan {plan}, {found.digest}")
+    planning.show_grid(tables.operator_table({name: found.assignments[name] for name in chosen}, found.prediction))
+    planning.show_grid(tables.operator_terms(book, found.assignments, tables.split_operators(prediction), chosen))
+    planning.show_grid(memory_details(prediction.memory, usable, None if operator is None else chosen))
+    planning.show_grid(tables.transfer_table(prediction, book, None if operator is None else chosen))
+    if operator is None:
+        planning.show_grid(tables.critical_path(prediction))
+        planning.show_grid(sources.cost_terms(book))
+    if with_sources:
+        planning.show_grid(sources.hardware(book))
+    elif operator is None:
+        ui.print_text(f"\nnext: rpeg explain {plan} --sources, or --operator {names[0]}")
+    for line in checked.differences:
+        ui.print_warning(line)

@@ -1,0 +1,157 @@
+"""``rpeg init``: write a commented experiment file for an installed algorithm and hardware profile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rpeg_core.cli import ui
+from rpeg_core.cli.context import CommandContext, pass_context
+from rpeg_core.errors import UsageError
+
+if TYPE_CHECKING:
+    from rpeg_core.records import AlgorithmTemplate, HardwareProfile, ModelRole
+
+__all__ = ["command", "experiment_text"]
+
+MODEL = "meta-llama/Llama-3.1-8B"
+
+ROLLOUTS = {"grpo": 8, "dpo": 2}
+"""Rollouts per prompt where an algorithm needs more than one."""
+
+GPUS = 16
+
+TEXT = """\
+# An experiment for `rpeg plan`: what to train, on what, and what the search may choose.
+# Without a comment that says otherwise a key may be left out, its default is the value shown.
+
+algorithm: {algorithm}  # required; installed: {algorithms}
+
+# One entry per model of the algorithm. `config` is a public model (`rpeg show model` lists them), the path of a
+# config.json, or dimensions {{layers: 32, hidden: 4096, ...}}; `same_as` repeats another entry.
+# `head` is lm or scalar; by default what the algorithm needs.
+models:  # required
+{models}
+
+workload:  # required; one RL step
+  prompts: 256  # required; prompts per step, >= 1
+  rollouts_per_prompt: {rollouts}  # responses per prompt, >= 1
+  prompt_tokens: 512  # required; mean length of a prompt
+  response_tokens: 1024  # required; mean length of a response, with response_lengths the longest
+  # response_lengths: [[0.5, 256], [0.85, 512], [1.0, 1024]]  # this share is finished after so many tokens; or a
+  #                                                            # CSV file with the columns fraction,tokens
+  bytes_per_element: 2  # 2 (BF16) or 4 (FP32)
+  shared_prefix: false  # true: the rollouts of a prompt share its prefill
+
+cluster:  # required
+  hardware: {hardware}  # required; installed: {profiles}
+  racks: 1  # >= 1
+  nodes_per_rack: {nodes}  # >= 1
+  gpus_per_node: {gpus_per_node}  # by default what the hardware has
+  # memory_gb: {memory_gb:g}  # memory of one GPU in 10^9 bytes, instead of the hardware's
+
+# What the search may choose from; the more, the longer it takes.
+structure:
+  staleness: [0, 1]  # steps that the weights used for generation may lag behind; default [0]
+{structures}
+objective:
+  kind: throughput  # or throughput_x_utilization, or cost_per_token
+  max_throughput_loss: 0.1  # what the last two may give up of the best throughput, 0 <= share < 1
+  horizon_steps: 8  # steps that are scheduled to predict the throughput
+  split_lengths: true  # false: no operator is split by response_lengths
+
+search:
+  strategy: {strategy}  # installed: {strategies}
+  seconds: 10  # time to search
+  # evaluations: 20000  # instead of, or beside, seconds; without seconds a search is reproducible
+  seed: 0
+
+# Parts of the plan that you fix; operators: {operators}
+# pin:
+#   {operator}: {{gpus: "0-{last}", dp: {data}, pp: 1, tp: 1, microbatches: 1}}  # any of these keys
+
+# Settings of plugins; `rpeg show algorithm {algorithm}` and `rpeg show search {strategy}` list them.
+# settings:
+#   {strategy}: {{seed: 1}}
+
+# Cost models or single terms, by default the hardware's.
+# costs: [{costs}]
+"""
+
+
+@click.command("init")
+@click.argument("file", type=click.Path(path_type=Path), default=Path("experiment.yaml"))
+@click.option("--algorithm", default="ppo", show_default=True, metavar="NAME", help="An installed algorithm.")
+@click.option("--hardware", default="gh200", show_default=True, metavar="NAME", help="An installed hardware profile.")
+@click.option("--force", is_flag=True, help="Overwrite FILE.")
+@pass_context
+def command(context: CommandContext, file: Path, algorithm: str, hardware: str, force: bool) -> None:
+    """Write a commented experiment file to start from (FILE: experiment.yaml).
+
+    The file says what each key means and what is allowed, and plans as it is.
+    """
+    registry = context.registry
+    text = experiment_text(
+        template=registry.get("algorithm", algorithm).record,
+        profile=registry.get("hardware", hardware).record,
+        algorithms=[loaded.name for loaded in registry.records("algorithm")],
+        profiles=[loaded.name for loaded in registry.records("hardware")],
+        strategies=[loaded.name for loaded in registry.records("search")],
+    )
+    try:
+        with file.open("w" if force else "x", encoding="utf-8") as target:
+            target.write(text)
+    except FileExistsError:
+        raise UsageError(f"{file} exists", hint="--force overwrites it") from None
+    except OSError as error:
+        raise UsageError(f"cannot write {file}", facts=[error.strerror or str(error)]) from error
+    ui.print_text(f"{file} written\nnext: rpeg plan {file}")
+
+
+def experiment_text(
+    *,
+    template: AlgorithmTemplate,
+    profile: HardwareProfile,
+    algorithms: Sequence[str],
+    profiles: Sequence[str],
+    strategies: Sequence[str],
+) -> str:
+    """The commented experiment file."""
+    nodes = max(1, GPUS // profile.gpus_per_node)
+    gpus = nodes * profile.gpus_per_node
+    operators = [f"{role.name}_training" for role in template.roles if role.trainable]
+    return TEXT.format(
+        algorithm=template.name,
+        algorithms=", ".join(algorithms),
+        models="\n".join(_models(template.roles)),
+        rollouts=ROLLOUTS.get(template.name, 1),
+        hardware=profile.name,
+        profiles=", ".join(profiles),
+        nodes=nodes,
+        gpus_per_node=profile.gpus_per_node,
+        memory_gb=profile.device.memory_bytes / 1e9,
+        structures="".join(
+            f"  {name}: [false, true]  # let the search try both; default [false]\n" for name in template.structures
+        ),
+        strategy="annealing",
+        strategies=", ".join(strategies) or "none, pip install rpeg-plugin-annealing",
+        operators=f"e.g. {', '.join(operators)}; `rpeg plan` names all",
+        operator=operators[0] if operators else "OPERATOR",
+        last=gpus - 1,
+        data=gpus,
+        costs=", ".join(profile.default_costs),
+    )
+
+
+def _models(roles: Sequence[ModelRole]) -> Iterator[str]:
+    first: str | None = None
+    for role in roles:
+        same = first is not None and not role.trainable and role.head == "lm"
+        value = f"{{same_as: {first}}}" if same else f"{{config: {MODEL}}}"
+        what = "trained" if role.trainable else "frozen"
+        optional = "; may be left out where the algorithm's settings say what takes its place" if role.optional else ""
+        yield f"  {role.name}: {value}  # {what}, {role.head} head{optional}"
+        first = first or (role.name if role.head == "lm" else None)

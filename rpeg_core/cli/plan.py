@@ -1,0 +1,100 @@
+"""``rpeg plan``: search for the best plan of an experiment and write it to ``plan.json``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from rpeg_core.cli import ui
+from rpeg_core.cli.context import CommandContext, pass_context
+from rpeg_core.cli.exit_codes import ExitCode
+
+__all__ = ["command"]
+
+
+@click.command("plan")
+@click.argument("experiment", type=click.Path(path_type=Path))
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), default=Path("plan.json"), show_default=True, help="Plan file."
+)
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Time to search; default: the experiment's.")
+@click.option("--evaluations", type=click.IntRange(1), help="Configurations to evaluate at most.")
+@click.option("--seed", type=click.IntRange(0), help="Seed of the search; default: the experiment's.")
+@click.option("--strategy", metavar="NAME", help="Search strategy; default: the experiment's.")
+@click.option("--set", "overrides", multiple=True, metavar="NAME.KEY=VALUE", help="A plugin setting; repeatable.")
+@click.option("-v", "--verbose", is_flag=True, help="Print every improvement to stderr.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@pass_context
+def command(
+    context: CommandContext,
+    experiment: Path,
+    output: Path,
+    seconds: float | None,
+    evaluations: int | None,
+    seed: int | None,
+    strategy: str | None,
+    overrides: tuple[str, ...],
+    verbose: bool,
+    as_json: bool,
+) -> int:
+    """Search for the best plan of EXPERIMENT, compare it with the baselines and write it to a file.
+
+    --evaluations without --seconds makes a seeded search reproducible. Ctrl-C ends the search: the best plan so
+    far is written and the exit code is 130. When no plan fits the exit code is 1, and the smallest changes that
+    would make one fit are named.
+    """
+    from rpeg_core.cli import planning
+    from rpeg_core.report import documents, summary
+    from rpeg_core.report.tables import operator_table
+    from rpeg_core.settings import parse_override
+    from rpeg_core.spec.experiment import load_experiment
+
+    registry = context.registry
+    parsed = [parse_override(text) for text in overrides]
+    planner = planning.make_planner(
+        load_experiment(experiment),
+        registry,
+        parsed,
+        evaluations=evaluations,
+        seconds=seconds,
+        seed=seed,
+        strategy=strategy,
+    )
+    planning.writable(output)
+    problem = planner.problem()
+    planner.strategy()  # a wrong name or setting is an error before the search, not after it
+    outcome, stopped = planning.searched(planner, problem, registry, verbose=verbose)
+    winner = outcome.winner
+    if winner is None:
+        planning.fail_without_plan(planner, outcome, registry, parsed, as_json=as_json)
+
+    structure = outcome.structure(winner)
+    found_by = None if winner.result is None else winner.name
+    plan = planner.plan(structure, structure.plan(winner.solution.choice), documents.search(outcome), found_by)
+    plan.save(output)
+    remarks = planning.announce(plan, registry)
+    if as_json:
+        ui.print_json(
+            {
+                "feasible": True,
+                "interrupted": stopped,
+                "plan_file": str(output),
+                "diagnostics": documents.diagnostics(remarks),
+                "memory": documents.memory(winner.prediction.memory),
+                "plan": plan.document(),
+            }
+        )
+    else:
+        planning.show_heading(plan)
+        planning.show_grid(operator_table(plan.assignments, plan.prediction))
+        planning.show_grid(summary.comparison(outcome, plan, planner.hardware.device.memory_bytes))
+        planning.show_memory(winner.prediction, planner)
+        planning.show_chart(winner.prediction)
+        ui.print_text(f"\nplan written to {output}\nnext: rpeg explain {output}")
+    planning.note_missing_baselines(outcome)
+    planning.show_diagnostics(remarks)
+    if stopped:
+        ui.print_note(f"interrupted: {output} is the best plan so far")
+        return ExitCode.INTERRUPTED
+    return ExitCode.DONE

@@ -1,0 +1,270 @@
+"""What ``rpeg plan``, ``predict`` and ``explain`` share. Imports numpy, so commands import this when they run."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import attrs
+
+from rpeg_core.cli import ui
+from rpeg_core.errors import NoFeasiblePlanError, PlanFileError
+from rpeg_core.passes.evaluate import Prediction
+from rpeg_core.passes.score import usable_bytes
+from rpeg_core.planning.footprint import smallest_footprint
+from rpeg_core.planning.plan import Plan
+from rpeg_core.planning.planner import DEFAULT_SECONDS, Planner
+from rpeg_core.planning.problem import Problem
+from rpeg_core.planning.remedies import Remedies, find_remedies
+from rpeg_core.planning.search import Incumbent, Progress
+from rpeg_core.planning.solve import Outcome, solve
+from rpeg_core.plugins.registry import LoadedDiagnostic, Registry
+from rpeg_core.report import documents, gantt, summary, words
+from rpeg_core.report.memory import memory_overview, out_of_memory
+from rpeg_core.report.page import Grid, draw, plain, terminal_width
+from rpeg_core.settings import Override
+from rpeg_core.spec.experiment import Experiment
+
+__all__ = [
+    "announce",
+    "fail_without_plan",
+    "make_planner",
+    "note_missing_baselines",
+    "remedies_for",
+    "searched",
+    "show_chart",
+    "show_diagnostics",
+    "show_grid",
+    "show_heading",
+    "show_memory",
+    "too_large",
+    "writable",
+]
+
+PIPE_WIDTH = 100
+REPORTS_PER_S = 10.0
+BASELINE_DISTRIBUTION = "rpeg-plugin-heuristics"
+
+
+def make_planner(experiment: Experiment, registry: Registry, overrides: Sequence[Override], **search: Any) -> Planner:
+    """The planner of an experiment whose ``search:`` the command line changes; None leaves a value as it is."""
+    given = {key: value for key, value in search.items() if value is not None}
+    return Planner(attrs.evolve(experiment, search=attrs.evolve(experiment.search, **given)), registry, overrides)
+
+
+def searched(planner: Planner, problem: Problem, registry: Registry, *, verbose: bool = False) -> tuple[Outcome, bool]:
+    """Search with progress on stderr; Ctrl-C ends it with the best so far. Returns (outcome, whether it was ended)."""
+    with ui.progress("searching") as show:
+        progress = Progress(_Reporter(planner.experiment, show, verbose=verbose))
+        with _interruptible(progress):
+            return solve(planner, problem, registry, progress), progress.cancelled
+
+
+class _Reporter:
+    """Progress in words, a few times a second."""
+
+    def __init__(self, experiment: Experiment, show: Any, *, verbose: bool) -> None:
+        self._limits, self._show, self._verbose = experiment.search, show, verbose
+        self._told, self._improvements = 0.0, 0
+
+    def __call__(self, spent: float, evaluations: int, incumbent: Incumbent) -> None:
+        if self._verbose and len(incumbent.improvements) > self._improvements:
+            self._improvements = len(incumbent.improvements)
+            ui.print_note(self._line(spent, evaluations, incumbent))
+        if time.monotonic() - self._told >= 1 / REPORTS_PER_S:
+            self._told = time.monotonic()
+            self._show(self._line(spent, evaluations, incumbent))
+
+    def _line(self, spent: float, evaluations: int, incumbent: Incumbent) -> str:
+        best = "nothing fits yet"
+        if incumbent.evaluation is not None:
+            best = f"best {words.tokens_per_s(incumbent.evaluation.tokens_per_s)}"
+        rate = evaluations / max(incumbent.seconds, 1e-9)
+        return f"{best} · {rate:,.0f} evaluations/s · {self._left(spent, evaluations)}"
+
+    def _left(self, spent: float, evaluations: int) -> str:
+        seconds = self._limits.seconds
+        if seconds is None and self._limits.evaluations is not None:
+            return f"{max(0, self._limits.evaluations - evaluations):,} evaluations left"
+        return f"{max(0.0, (1 - spent) * (seconds or DEFAULT_SECONDS)):.0f} s left"
+
+
+@contextlib.contextmanager
+def _interruptible(progress: Progress) -> Iterator[None]:
+    """The first Ctrl-C cancels the search, the second gives up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def cancel(*_: object) -> None:
+        if progress.cancelled:
+            raise KeyboardInterrupt
+        progress.cancel()
+        ui.print_note("stopping; Ctrl-C again gives up without a plan")
+
+    before = signal.signal(signal.SIGINT, cancel)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def writable(path: Path) -> None:
+    """Refuse a file that cannot be written before the search, not after it.
+
+    Raises:
+        PlanFileError: its folder does not exist, or it is a folder.
+    """
+    if path.is_dir():
+        raise PlanFileError(f"cannot write {path}", facts=["it is a folder"], hint="name a file, e.g. -o plan.json")
+    if not path.parent.is_dir():
+        raise PlanFileError(f"cannot write {path}", facts=[f"there is no folder {path.parent}"])
+
+
+def announce(plan: Plan, registry: Registry) -> tuple[LoadedDiagnostic, ...]:
+    """Tell observers that a plan is final and collect what plugins remark on it."""
+    registry.observers("rpeg_plan_ready", plan=plan)
+    return registry.check_plan(plan)
+
+
+def show_diagnostics(found: Sequence[LoadedDiagnostic]) -> None:
+    """Remarks of plugins, on stderr."""
+    for loaded in found:
+        remark = loaded.diagnostic
+        ui.print_error(f"{remark.severity}: {remark.message}  [{loaded.plugin}]")
+        if remark.hint is not None:
+            ui.print_error(f"hint: {remark.hint}")
+
+
+def note_missing_baselines(outcome: Outcome) -> None:
+    if not outcome.baselines:
+        ui.print_note(f"no baselines to compare with; `pip install {BASELINE_DISTRIBUTION}` adds greedy and concurrent")
+
+
+def show_heading(plan: Plan, verdict: str = "") -> None:
+    """What the plan is of, and how fast it is."""
+    first, second = summary.heading(plan), verdict + summary.throughput(plan)
+    if ui.is_terminal():
+        from rich.text import Text
+
+        first = draw(Text(plain(first), style="bold"))
+    ui.print_text(f"{first}\n{second}")
+
+
+def show_grid(grid: Grid) -> None:
+    """A titled table: drawn on a terminal, tab-separated in a pipe."""
+    ui.print_text("")
+    if ui.is_terminal():
+        ui.print_text(draw(grid.rich()))
+    else:
+        ui.print_text(grid.title)
+        ui.print_table(*grid.written())
+
+
+def show_memory(prediction: Prediction, planner: Planner) -> None:
+    """Peak memory per GPU against what is usable."""
+    show_grid(memory_overview(prediction.memory, usable_bytes(planner.hardware.device.memory_bytes)))
+
+
+def show_chart(prediction: Prediction) -> None:
+    """The Gantt chart of the first steps."""
+    picture = gantt.chart(prediction)
+    ui.print_text("")
+    if not ui.is_terminal():
+        ui.print_text("\n".join([picture.heading, *gantt.ascii_lines(picture, width=PIPE_WIDTH)]))
+        return
+    from rich.console import Group
+    from rich.text import Text
+
+    lines = gantt.rich_lines(picture, width=terminal_width())
+    ui.print_text(draw(Group(Text(picture.heading, style="bold"), *lines)))
+
+
+def fail_without_plan(
+    planner: Planner, outcome: Outcome, registry: Registry, overrides: Sequence[Override], *, as_json: bool
+) -> NoReturn:
+    """End a command whose search found nothing.
+
+    Raises:
+        NoFeasiblePlanError: always.
+    """
+    remedies = remedies_for(planner.experiment, registry, overrides)
+    if as_json:
+        ui.print_json({"feasible": False, "search": documents.search(outcome), **documents.remedies(remedies)})
+    raise no_plan(planner, outcome, remedies)
+
+
+def no_plan(planner: Planner, outcome: Outcome, remedies: Remedies) -> NoFeasiblePlanError:
+    """Why nothing fits, and what would."""
+    hardware, gpus = planner.hardware, words.plural(planner.machine.gpus, "GPU")
+    usable = usable_bytes(hardware.device.memory_bytes)
+    if outcome.nearest is not None:
+        structure = outcome.structure(outcome.nearest).structure
+        why = [
+            f"closest plan found ({structure}): {out_of_memory(outcome.nearest.prediction.memory, usable)}",
+            f"tried: {words.count(outcome.chosen.result.evaluations)} evaluations by {outcome.chosen.name}, "
+            f"{''.join(f'{c.name}, ' for c in outcome.baselines)}and the descent to the least memory",
+        ]
+    else:
+        why = _too_large_alone(outcome.problem, usable)
+    memory = words.gigabytes(hardware.device.memory_bytes)
+    return NoFeasiblePlanError(
+        f"no plan fits {gpus} of {hardware.name} with {memory} each ({words.gigabytes(usable)} usable)",
+        facts=[*why, *_changes(remedies)],
+        hint=_hint(remedies),
+    )
+
+
+def too_large(planner: Planner, prediction: Prediction, remedies: Remedies) -> NoFeasiblePlanError:
+    """Why a given plan does not fit, and what would."""
+    usable = usable_bytes(planner.hardware.device.memory_bytes)
+    return NoFeasiblePlanError(
+        "this plan does not fit",
+        facts=[out_of_memory(prediction.memory, usable), *_changes(remedies)],
+        hint=_hint(remedies),
+    )
+
+
+def remedies_for(experiment: Experiment, registry: Registry, overrides: Sequence[Override]) -> Remedies:
+    """What would make the experiment fit, with progress on stderr."""
+    with ui.progress("nothing fits; trying smaller and larger ones"):
+        return find_remedies(experiment, lambda changed: Planner(changed, registry, overrides))
+
+
+def _too_large_alone(problem: Problem, usable: float) -> list[str]:
+    """For each operator that fits nowhere: the least that it needs, by term."""
+    facts: dict[str, None] = {}
+    for structure in problem.structures:
+        name = structure.empty_operator
+        if name is None:
+            continue
+        column, costs = smallest_footprint(structure, name)
+        layout, needed = costs.layouts.layout(column), float(costs.isolated[column])
+        terms = _terms(costs.memory, column)
+        facts[
+            f"operator {name} fits no GPU even alone: its smallest layout {layout} needs "
+            f"{words.gigabytes(needed)} of {words.gigabytes(usable)}: {terms}"
+        ] = None
+    return list(facts)
+
+
+def _terms(values: Any, column: int) -> str:
+    parts = [(float(values.values[i, column]), term.quantity) for i, term in enumerate(values.terms)]
+    return ", ".join(f"{name} {words.gigabytes(size)}" for size, name in sorted(parts, reverse=True) if size > 0)
+
+
+def _changes(remedies: Remedies) -> list[str]:
+    found = [f"fits with {remedy}: {words.tokens_per_s(remedy.tokens_per_s)} or more" for remedy in remedies.found]
+    return found + [f"found nothing that fits by changing {key}" for key in remedies.tried]
+
+
+def _hint(remedies: Remedies) -> str | None:
+    if not remedies.found:
+        return None
+    first = remedies.found[0]
+    return f"set {first.key}: {first.value}"

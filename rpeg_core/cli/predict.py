@@ -1,0 +1,170 @@
+"""``rpeg predict``: time and memory of a plan that the user pins, or of a plan file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rpeg_core.cli import ui
+from rpeg_core.cli.context import CommandContext, pass_context
+from rpeg_core.cli.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from rpeg_core.passes.evaluate import Prediction
+    from rpeg_core.planning.plan import Plan
+    from rpeg_core.planning.planner import Planner
+    from rpeg_core.plugins.registry import Registry
+    from rpeg_core.settings import Override
+    from rpeg_core.spec.experiment import Experiment
+
+__all__ = ["command"]
+
+
+@click.command("predict")
+@click.argument("file", type=click.Path(path_type=Path), metavar="EXPERIMENT|PLAN")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the plan to this file.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, min_open=True),
+    default=5.0,
+    show_default=True,
+    help="Time to search for what is not pinned.",
+)
+@click.option("--evaluations", type=click.IntRange(1), help="Configurations to evaluate at most.")
+@click.option("--strategy", metavar="NAME", help="Search strategy; default: the experiment's.")
+@click.option("--set", "overrides", multiple=True, metavar="NAME.KEY=VALUE", help="A plugin setting; repeatable.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@pass_context
+def command(
+    context: CommandContext,
+    file: Path,
+    output: Path | None,
+    seconds: float,
+    evaluations: int | None,
+    strategy: str | None,
+    overrides: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """Say whether a plan fits and how fast it is.
+
+    From an EXPERIMENT whose `pin:` fixes every operator this needs no search; what is not pinned is searched for
+    a short time. A PLAN file is evaluated again with the installed plugins, and what differs is named. The exit
+    code is 1 when the plan does not fit.
+    """
+    from rpeg_core.cli import planning
+    from rpeg_core.report import documents
+    from rpeg_core.report.tables import operator_table
+    from rpeg_core.settings import parse_override
+
+    registry, parsed = context.registry, [parse_override(text) for text in overrides]
+    if output is not None:
+        planning.writable(output)
+    differences: tuple[str, ...] = ()
+    if _is_plan(file):
+        planner, plan, prediction, differences = _recheck(file, registry, parsed)
+    else:
+        planner, plan, prediction = _pinned(file, registry, parsed, seconds, evaluations, strategy, as_json)
+    fits = plan.prediction.feasible
+    remedies = None if fits else planning.remedies_for(_pinning(plan), registry, parsed)
+    remarks = planning.announce(plan, registry)
+    if output is not None:
+        plan.save(output)
+    if as_json:
+        ui.print_json(
+            {
+                "feasible": fits,
+                "differences": list(differences),
+                "diagnostics": documents.diagnostics(remarks),
+                "memory": documents.memory(prediction.memory),
+                "plan": plan.document(),
+                **({} if remedies is None else documents.remedies(remedies)),
+            }
+        )
+    else:
+        planning.show_heading(plan, "fits: " if fits else "does not fit: ")
+        planning.show_grid(operator_table(plan.assignments, plan.prediction))
+        planning.show_memory(prediction, planner)
+        planning.show_chart(prediction)
+        if output is not None:
+            ui.print_text(f"\nplan written to {output}\nnext: rpeg explain {output}")
+    for line in differences:
+        ui.print_warning(line)
+    planning.show_diagnostics(remarks)
+    if remedies is not None:
+        raise planning.too_large(planner, prediction, remedies)
+    return ExitCode.DONE
+
+
+def _is_plan(path: Path) -> bool:
+    """A plan is a JSON document with a schema number; anything else, readable or not, is an experiment."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return path.suffix == ".json"
+    return text.lstrip().startswith("{") and '"schema"' in text
+
+
+def _recheck(
+    path: Path, registry: Registry, overrides: list[Override]
+) -> tuple[Planner, Plan, Prediction, tuple[str, ...]]:
+    from rpeg_core.planning.plan import load_plan
+    from rpeg_core.planning.recheck import recheck
+
+    checked = recheck(load_plan(path), registry, overrides)
+    return checked.planner, checked.plan, checked.prediction, checked.differences
+
+
+def _pinned(
+    path: Path,
+    registry: Registry,
+    overrides: list[Override],
+    seconds: float,
+    evaluations: int | None,
+    strategy: str | None,
+    as_json: bool,
+) -> tuple[Planner, Plan, Prediction]:
+    """The plan that the pins describe, the rest of it searched."""
+    from rpeg_core.cli import planning
+    from rpeg_core.planning.solve import only_choice
+    from rpeg_core.report import documents, summary
+    from rpeg_core.spec.experiment import load_experiment
+
+    planner = planning.make_planner(
+        load_experiment(path), registry, overrides, seconds=seconds, evaluations=evaluations, strategy=strategy
+    )
+    problem = planner.problem()
+    solution = only_choice(problem)
+    if solution is not None:
+        structure = problem.structures[solution.structure]
+        assignments = structure.plan(solution.choice)
+        return planner, planner.plan(structure, assignments, {"strategy": None}), structure.predict(assignments)
+    outcome, _ = planning.searched(planner, problem, registry)
+    winner = outcome.winner
+    if winner is None:
+        planning.fail_without_plan(planner, outcome, registry, overrides, as_json=as_json)
+    structure = outcome.structure(winner)
+    found_by = None if winner.result is None else winner.name
+    plan = planner.plan(structure, structure.plan(winner.solution.choice), documents.search(outcome), found_by)
+    ui.print_note(f"what is not pinned was searched; {summary.found_by(outcome)}")
+    return planner, plan, winner.prediction
+
+
+def _pinning(plan: Plan) -> Experiment:
+    """The experiment that asks for exactly this plan."""
+    import attrs
+
+    from rpeg_core.planning.pins import Pin
+    from rpeg_core.planning.structures import StructureChoices
+
+    structure = plan.structure
+    return attrs.evolve(
+        plan.experiment,
+        pins={name: Pin.of(assignment) for name, assignment in plan.assignments.items()},
+        structure=StructureChoices(
+            staleness=tuple(sorted({tau for _, tau in structure.staleness})) or (0,),
+            actor_critic_sharing=(structure.actor_critic_sharing,),
+            fusion=(structure.fusion,),
+        ),
+    )

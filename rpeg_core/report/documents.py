@@ -1,0 +1,116 @@
+"""The JSON documents of ``--json``; every number is in the unit of its name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from rpeg_core.costing.book import CostBook
+from rpeg_core.costing.memory import DeviceMemory
+from rpeg_core.passes.evaluate import Prediction
+from rpeg_core.planning.assignment import ExecutionPlan
+from rpeg_core.planning.plan import Plan
+from rpeg_core.planning.problem import critical_seconds
+from rpeg_core.planning.remedies import Remedies
+from rpeg_core.planning.solve import Outcome
+from rpeg_core.plugins.registry import LoadedDiagnostic
+from rpeg_core.report.tables import split_operators, steady_step
+
+__all__ = ["diagnostics", "explanation", "memory", "remedies", "search"]
+
+
+def search(outcome: Outcome) -> dict[str, Any]:
+    """How a plan was found: what ``plan.json`` keeps under ``search``."""
+    result = outcome.chosen.result
+    return {
+        "strategy": outcome.chosen.name,
+        "found_by": None if outcome.winner is None else outcome.winner.name,
+        "evaluations": result.evaluations,
+        "seconds": result.seconds,
+        "stopped": result.stopped,
+        "gap": result.gap,
+        "improvements": [attrs.asdict(improvement) for improvement in result.improvements],
+        "baselines": [
+            {
+                "name": contender.name,
+                "feasible": contender.feasible,
+                "tokens_per_s": evaluation and evaluation.tokens_per_s,
+                "peak_ratio": evaluation and evaluation.peak_ratio,
+            }
+            for contender in outcome.baselines
+            for evaluation in [contender.prediction and contender.prediction.evaluation]
+        ],
+    }
+
+
+def memory(memory: DeviceMemory) -> list[dict[str, Any]]:
+    """Peaks with their terms, one entry per group of GPUs."""
+    return [
+        {
+            "gpus": str(segment.gpus),
+            "peak_bytes": segment.peak_bytes,
+            "while": segment.moment,
+            "terms": [attrs.asdict(item) for item in segment.items],
+        }
+        for segment in memory.segments
+    ]
+
+
+def remedies(found: Remedies) -> dict[str, Any]:
+    return {"remedies": [attrs.asdict(remedy) for remedy in found.found], "tried_in_vain": list(found.tried)}
+
+
+def diagnostics(found: Sequence[LoadedDiagnostic]) -> list[dict[str, Any]]:
+    return [
+        {
+            "severity": str(loaded.diagnostic.severity),
+            "message": loaded.diagnostic.message,
+            "hint": loaded.diagnostic.hint,
+            "plugin": loaded.plugin,
+        }
+        for loaded in found
+    ]
+
+
+def explanation(plan: Plan, prediction: Prediction, book: CostBook, operators: Sequence[str]) -> dict[str, Any]:
+    """Everything that ``rpeg explain`` shows, of the given operators."""
+    critical = dict(zip((op.name for op in plan.rpeg.operators), critical_seconds(prediction).tolist(), strict=True))
+    return {
+        "digest": plan.digest,
+        "structure": str(plan.structure),
+        "operators": {
+            name: {
+                "assignment": plan.document()["plan"][name],
+                "seconds": _terms(book, plan.assignments, name, split=name in split_operators(prediction)),
+                "critical_path_s": critical[name],
+            }
+            for name in operators
+        },
+        "memory": memory(prediction.memory),
+        "usable_bytes": plan.prediction.usable_bytes,
+        "transfers": [
+            {
+                "kind": node.kind.value,
+                "container": node.container,
+                "operator": node.operator,
+                "phase": node.phase,
+                "source": str(node.source),
+                "destination": str(node.allocation),
+                "payload_bytes": node.payload_bytes,
+                "seconds": prediction.seconds[node.index],
+            }
+            for node in steady_step(prediction)
+            if node.operator in operators
+        ],
+        "makespan_s": prediction.evaluation.makespan_s,
+        "cost_terms": [{"name": a.term.name, "distribution": a.distribution, "version": a.version} for a in book.terms],
+        "hardware_sources": dict(book.hardware.sources),
+    }
+
+
+def _terms(book: CostBook, assignments: ExecutionPlan, name: str, *, split: bool) -> dict[str, float]:
+    costs, row = book.operators[name], book.row(assignments[name], name)
+    tables = costs.phases if split else (costs.whole,)
+    return {term.name: float(sum(table.values[i, row] for table in tables)) for i, term in enumerate(costs.whole.terms)}

@@ -1,0 +1,86 @@
+"""The page of one plan: table of operators, comparison with the baselines, memory, Gantt chart."""
+
+from __future__ import annotations
+
+from rpeg_core.passes.score import usable_bytes
+from rpeg_core.planning.plan import Plan
+from rpeg_core.planning.solve import LEAST_MEMORY, Contender, Outcome
+from rpeg_core.report import words
+from rpeg_core.report.memory import out_of_memory
+from rpeg_core.report.page import Column, Grid
+
+__all__ = ["comparison", "found_by", "heading", "throughput"]
+
+
+def heading(plan: Plan) -> str:
+    """``ppo on 32 GPUs (gh200, 2x4x4): staleness 1, actor critic sharing``."""
+    experiment, gpus = plan.experiment, words.plural(plan.machine.gpus, "GPU")
+    return f"{experiment.algorithm} on {gpus} ({experiment.cluster.hardware}, {plan.machine}): {plan.structure}"
+
+
+def throughput(plan: Plan) -> str:
+    """``81,204 tok/s, 4.84 s a step, GPUs busy 97% of the time``."""
+    prediction = plan.prediction
+    return (
+        f"{words.tokens_per_s(prediction.tokens_per_s)}, {words.seconds(prediction.step_s)} a step, "
+        f"{words.count(prediction.used_gpus)} of {words.plural(plan.machine.gpus, 'GPU')} used, "
+        f"busy {words.percent(prediction.utilization)} of the time"
+    )
+
+
+def comparison(outcome: Outcome, plan: Plan, capacity_bytes: float) -> Grid:
+    """This plan against what every other strategy found."""
+    own, winner = plan.prediction, outcome.winner
+    rows = [
+        (
+            f"this plan ({winner.name})",
+            words.tokens_per_s(own.tokens_per_s),
+            "",
+            words.seconds(own.step_s),
+            _effort(winner),
+        )
+    ]
+    others = [c for c in outcome.contenders if c is not winner and c.name != LEAST_MEMORY]
+    rows += [_other(contender, plan, capacity_bytes) for contender in others]
+    return Grid(
+        title="comparison",
+        columns=(
+            Column("plan"),
+            Column("throughput", right=True),
+            Column("this plan is", right=True),
+            Column("step", right=True),
+            Column("remarks"),
+        ),
+        rows=tuple(rows),
+        styles=((0, "bold"),),
+    )
+
+
+def _other(contender: Contender, plan: Plan, capacity_bytes: float) -> tuple[str, str, str, str, str]:
+    if contender.prediction is None:
+        return (contender.name, "none found", "", "", "no placement exists")
+    if not contender.feasible:
+        why = out_of_memory(contender.prediction.memory, usable_bytes(capacity_bytes))
+        return (contender.name, "out of memory", "", "", why)
+    evaluation = contender.prediction.evaluation
+    return (
+        contender.name,
+        words.tokens_per_s(evaluation.tokens_per_s),
+        words.times(plan.prediction.tokens_per_s / evaluation.tokens_per_s),
+        words.seconds(evaluation.makespan_s / plan.options.steps),
+        _effort(contender),
+    )
+
+
+def _effort(contender: Contender) -> str:
+    """``12,345 evaluations in 10.0 s, proven within 1.2% of the best``."""
+    result = contender.result
+    if result is None:
+        return "no strategy found a plan that fits"
+    gap = "" if result.gap is None else f", proven within {words.percent(result.gap)} of the best"
+    return f"{words.plural(result.evaluations, 'evaluation')} in {words.seconds(result.seconds)}{gap}"
+
+
+def found_by(outcome: Outcome) -> str:
+    """``annealing: 12,345 evaluations in 10.0 s``."""
+    return f"{outcome.winner.name}: {_effort(outcome.winner)}"
