@@ -75,7 +75,8 @@ class CostBook:
     """All costs of one graph on one machine.
 
     Raises:
-        CostTermError: a term raises, or returns the wrong shape, a negative or a non-finite number.
+        CostTermError: no term prices operators; or a term raises, returns the wrong shape, a negative or a
+            non-finite number.
     """
 
     def __init__(
@@ -90,6 +91,12 @@ class CostBook:
     ) -> None:
         self.machine, self.hardware, self.workload = machine, hardware, workload
         self.terms = tuple(terms)
+        if not any(active.term.target is Target.OPERATOR for active in terms):
+            raise CostTermError(
+                "no cost term prices operators",
+                facts=[f"selected: {', '.join(active.term.name for active in terms) or 'none'}"],
+                hint="name a cost model under costs:, e.g. costs: [analytical]",
+            )
         self.operators: dict[str, OperatorCosts] = {
             operator.name: self._operator(rpeg, operator, layouts[operator.name]) for operator in rpeg.operators
         }
@@ -168,7 +175,7 @@ class CostBook:
             whole=self._seconds(rpeg, operator, layouts, None),
             phases=tuple(self._seconds(rpeg, operator, layouts, p) for p in phases) if split else (),
             memory=memory,
-            training_state=by_kind[MemoryKind.TRAINING_STATE],
+            training_state=by_kind[MemoryKind.TRAINING_STATE] * (operator.role is Role.TRAINING),
             weights=by_kind[MemoryKind.WEIGHTS],
             transient=by_kind[MemoryKind.TRANSIENT],
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import networkx as nx
@@ -9,20 +10,24 @@ import networkx as nx
 from rpeg_core.errors import GraphError
 from rpeg_core.ir.graph import ContainerKind, Role, Rpeg
 
+_NAME = re.compile(r"[\w.-]+")
+
 __all__ = ["require_well_formed", "violations"]
 
 
 def violations(graph: Rpeg) -> list[str]:
     """All broken rules of ``graph``, one sentence each, empty when it is well-formed.
 
-    Rules: W0 names are unique and known, W1 interface consistency, W2 a trainable model
-    has one training operator, which writes its weights, and publication edges start there, carry those weights and end
-    at an operator of that model, W3 boundary consistency, W4 ``(V, E_data)`` is acyclic.
+    Rules: W0 names are well formed, unique and known; W1 interface consistency; W2 a trainable model has one training
+    operator, which writes its weights, and publication edges start there, carry those weights and lead to every
+    operator that serves the model, each of which comes before it in the step; W3 boundary consistency, and what is
+    read was written earlier in the step; W4 ``(V, E_data)`` is acyclic.
     """
     found = _names(graph)
     if found:  # the other rules look names up
         return found
-    return _interfaces(graph) + _publications(graph) + _boundary(graph) + _acyclic(graph)
+    cycle = _cycle(graph)
+    return _interfaces(graph) + _publications(graph) + _boundary(graph) + (cycle or _order(graph))
 
 
 def require_well_formed(graph: Rpeg) -> Rpeg:
@@ -50,6 +55,11 @@ def _names(graph: Rpeg) -> list[str]:
         for name, count in sorted(Counter(names).items()):
             if count > 1:
                 found.append(f"W0: {kind} {name!r} is declared {count} times")
+        found.extend(
+            f"W0: {kind} name {name!r} must be letters, digits, '_', '-' or '.'"
+            for name in sorted(set(names))
+            if not _NAME.fullmatch(name)
+        )
     operators, containers, models = (set(names) for names in kinds.values())
     for container in graph.containers:
         if container.kind is ContainerKind.WEIGHTS and container.model not in models:
@@ -61,8 +71,10 @@ def _names(graph: Rpeg) -> list[str]:
             found.append(f"W0: operator {operator.name!r} invokes unknown model {operator.model!r}")
         if operator.model is None and operator.role is not Role.INFERENCE:
             found.append(f"W0: operator {operator.name!r} has no model, so its role must be inference")
-        if operator.model is None and operator.seconds_per_sample is None:
-            found.append(f"W0: operator {operator.name!r} has neither a model nor seconds_per_sample")
+        if (operator.model is None) == (operator.seconds_per_sample is None):
+            found.append(f"W0: operator {operator.name!r} must have a model or seconds_per_sample, and not both")
+        if operator.seconds_per_sample is not None and not operator.seconds_per_sample >= 0:
+            found.append(f"W0: operator {operator.name!r} has seconds_per_sample {operator.seconds_per_sample!r}")
         for name in sorted((operator.inputs | operator.outputs) - containers):
             found.append(f"W0: operator {operator.name!r} names unknown container {name!r}")
     for edge in (*graph.data_edges, *graph.publication_edges):
@@ -143,14 +155,43 @@ def _boundary(graph: Rpeg) -> list[str]:
     return found
 
 
-def _acyclic(graph: Rpeg) -> list[str]:
-    within = nx.MultiDiGraph()
+def _within_step(graph: Rpeg) -> nx.DiGraph:
+    within = nx.DiGraph()
     within.add_nodes_from(operator.name for operator in graph.operators)
     within.add_edges_from((edge.source, edge.target) for edge in graph.data_edges)
+    return within
+
+
+def _cycle(graph: Rpeg) -> list[str]:
+    within = _within_step(graph)
     if nx.is_directed_acyclic_graph(within):
         return []
     cycle = [source for source, *_ in nx.find_cycle(within)]
     return [f"W4: data edges form a cycle: {' -> '.join([*cycle, cycle[0]])}"]
+
+
+def _order(graph: Rpeg) -> list[str]:
+    """What must happen earlier in the same step, needs the data edges to be acyclic."""
+    within, found = _within_step(graph), []
+    before = {operator.name: nx.ancestors(within, operator.name) for operator in graph.operators}
+    for operator in graph.operators:
+        for name in sorted(operator.inputs):
+            makers = [other.name for other in graph.operators if name in other.outputs]
+            if graph.container(name).kind is ContainerKind.DATA and makers and not before[operator.name] & set(makers):
+                found.append(
+                    f"W3: {operator.name!r} reads container {name!r}, but no data edges lead to it from {makers[0]!r}"
+                )
+    for trainer in (operator for operator in graph.operators if operator.role is Role.TRAINING):
+        published = {edge.target for edge in graph.publication_edges if edge.source == trainer.name}
+        for operator in graph.operators:
+            if operator.model != trainer.model or operator.role is Role.TRAINING:
+                continue
+            if operator.name not in before[trainer.name]:
+                path = f"no data edges lead from it to {trainer.name!r}"
+                found.append(f"W2: {operator.name!r} serves {operator.model!r} but {path}")
+            if operator.name not in published:
+                found.append(f"W2: {trainer.name!r} does not publish its weights to {operator.name!r}")
+    return found
 
 
 def _show(edge: object) -> str:

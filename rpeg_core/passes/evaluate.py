@@ -10,6 +10,7 @@ import attrs
 
 from rpeg_core.costing.book import CostBook
 from rpeg_core.costing.memory import DeviceMemory, device_memory
+from rpeg_core.errors import CostTermError
 from rpeg_core.ir import Rpeg
 from rpeg_core.passes.lower import ExecutableGraph, lower
 from rpeg_core.passes.schedule import Schedule, Segments, schedule
@@ -51,6 +52,8 @@ def evaluate(rpeg: Rpeg, plan: ExecutionPlan, book: CostBook, options: Evaluatio
     graph = lower(unroll(rpeg, options.steps), plan, book.workload, split_lengths=options.split_lengths)
     seconds = tuple(book.node_seconds(node) for node in graph.nodes)
     result = schedule(graph, seconds, book.machine.gpus, reserve_source=options.reserve_source)
+    if result.makespan_s <= 0.0:
+        raise CostTermError("the cost terms give every operator 0 seconds", hint="name a cost model under costs:")
     memory = device_memory(rpeg, plan, book)
     return Prediction(
         graph=graph,

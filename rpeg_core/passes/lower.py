@@ -70,7 +70,7 @@ class Node:
 
     @property
     def label(self) -> str:
-        """A unique, readable name within the graph, e.g. ``actor_generation@2.1``."""
+        """A readable name, unique in the graph: ``actor_generation@2.1``, ``COMM rewards->actor_training@0#7``."""
         place = f"{self.operator}@{self.step}" + ("" if self.phase is None else f".{self.phase}")
         return place if self.kind is NodeKind.OP else f"{self.kind.value} {self.container}->{place}#{self.index}"
 
@@ -125,7 +125,7 @@ def lower(
     Args:
         graph: the unrolled graph.
         plan: an assignment for every operator.
-        workload: gives the length phases and the bytes of a weight element.
+        workload: gives the length phases.
         split_lengths: False disables Stage 1 splitting (ablation A1).
     """
     lowering = _Lowering(graph, plan, workload, split_lengths)

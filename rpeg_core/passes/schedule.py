@@ -62,6 +62,7 @@ class Schedule:
     makespan_s: float
     segments: Segments
     busy_s: tuple[float, ...]  # per segment, time during which its GPUs are reserved
+    held: tuple[tuple[int, ...], ...]  # per node, the segments it reserves, ascending
 
 
 def reserved(node: Node, *, reserve_source: bool) -> tuple[Allocation, ...]:
@@ -96,7 +97,7 @@ def schedule(graph: ExecutableGraph, seconds: Sequence[float], gpus: int, *, res
     ends = [a for node in graph.nodes for a in (node.allocation, node.source) if a is not None]
     segments = Segments.of(ends, gpus)
     held = [
-        sorted({s for a in reserved(node, reserve_source=reserve_source) for s in segments.within(a)})
+        tuple(sorted({s for a in reserved(node, reserve_source=reserve_source) for s in segments.within(a)}))
         for node in graph.nodes
     ]
     rank = downstream_ranks(graph, seconds)
@@ -135,6 +136,7 @@ def schedule(graph: ExecutableGraph, seconds: Sequence[float], gpus: int, *, res
         makespan_s=max(finish, default=0.0),
         segments=segments,
         busy_s=tuple(busy),
+        held=tuple(held),
     )
 
 

@@ -109,7 +109,7 @@ def critical_seconds(prediction: Prediction) -> np.ndarray:
     """
     graph, result = prediction.graph, prediction.schedule
     predecessors = graph.predecessors()
-    held = {node.index: set(result.segments.within(node.allocation)) for node in graph.nodes}
+    held = [set(segments) for segments in result.held]
     position = {index: place for place, index in enumerate(result.order)}
     total = np.zeros(len(graph.rpeg.operators))
     current = max(result.order, key=lambda i: (result.finish_s[i], position[i]))

@@ -68,7 +68,26 @@ BROKEN = {
     ),
     "function without a cost": (
         with_operators(attrs.evolve(GENERATION, model=None, role=Role.INFERENCE), TRAINING),
-        "W0: operator 'actor_generation' has neither a model nor seconds_per_sample",
+        "W0: operator 'actor_generation' must have a model or seconds_per_sample, and not both",
+    ),
+    "model with a stated cost": (
+        with_operators(attrs.evolve(GENERATION, seconds_per_sample=1.0), TRAINING),
+        "W0: operator 'actor_generation' must have a model or seconds_per_sample, and not both",
+    ),
+    "name with a space": (
+        with_operators(
+            attrs.evolve(GENERATION, name="actor generation"), TRAINING, data_edges=(), publication_edges=()
+        ),
+        "W0: operator name 'actor generation' must be letters, digits, '_', '-' or '.'",
+    ),
+    "read before it is written": (
+        attrs.evolve(MINI, data_edges=()),
+        "W3: 'actor_training' reads container 'completions', but no data edges lead to it from 'actor_generation'",
+        "W2: 'actor_generation' serves 'actor' but no data edges lead from it to 'actor_training'",
+    ),
+    "served without publication": (
+        attrs.evolve(MINI, publication_edges=()),
+        "W2: 'actor_training' does not publish its weights to 'actor_generation'",
     ),
     "unknown container read": (
         with_operators(GENERATION, attrs.evolve(TRAINING, inputs=TRAINING.inputs | {"scores"})),
@@ -121,6 +140,7 @@ BROKEN = {
         ),
         "W2: publication edge actor_generation -W_actor-> actor_training: 'actor_generation' is not a "
         "training operator",
+        "W2: 'actor_training' does not publish its weights to 'actor_generation'",
     ),
     "publication of data": (
         with_operators(
@@ -130,6 +150,7 @@ BROKEN = {
         ),
         "W2: publication edge actor_training -prompts-> actor_generation: container 'prompts' does not hold "
         "the weights of model 'actor'",
+        "W3: 'actor_generation' reads container 'prompts', but no data edges lead to it from 'actor_training'",
     ),
     "training that writes no weights": (
         with_operators(
@@ -139,9 +160,16 @@ BROKEN = {
             outputs=frozenset(),
         ),
         "W2: training operator 'actor_training' does not write the weights of 'actor'",
+        "W2: 'actor_training' does not publish its weights to 'actor_generation'",
     ),
     "two trainings of one model": (
-        with_operators(GENERATION, TRAINING, attrs.evolve(TRAINING, name="again")),
+        with_operators(
+            GENERATION,
+            TRAINING,
+            attrs.evolve(TRAINING, name="again"),
+            data_edges=(*MINI.data_edges, DataEdge("actor_generation", "again", "completions")),
+            publication_edges=(*MINI.publication_edges, PublicationEdge("again", "actor_generation", "W_actor")),
+        ),
         "W2: 'actor_training' and 'again' both train 'actor'",
     ),
     "training of a frozen model": (
