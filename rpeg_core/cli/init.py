@@ -38,7 +38,7 @@ models:  # required
 
 workload:  # required; one RL step
   prompts: 256  # required; prompts per step, >= 1
-  rollouts_per_prompt: {rollouts}  # responses per prompt, >= 1
+  rollouts_per_prompt: {rollouts}  # responses per prompt, >= 1; default 1
   prompt_tokens: 512  # required; mean length of a prompt
   response_tokens: 1024  # required; mean length of a response, with response_lengths the longest
   # response_lengths: [[0.5, 256], [0.85, 512], [1.0, 1024]]  # this share is finished after so many tokens; or a

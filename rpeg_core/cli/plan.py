@@ -18,10 +18,10 @@ __all__ = ["command"]
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), default=Path("plan.json"), show_default=True, help="Plan file."
 )
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Time to search; default: the experiment's.")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Time to search.")
 @click.option("--evaluations", type=click.IntRange(1), help="Configurations to evaluate at most.")
-@click.option("--seed", type=click.IntRange(0), help="Seed of the search; default: the experiment's.")
-@click.option("--strategy", metavar="NAME", help="Search strategy; default: the experiment's.")
+@click.option("--seed", type=click.IntRange(0), help="Seed of the search.")
+@click.option("--strategy", metavar="NAME", help="Search strategy.")
 @click.option("--set", "overrides", multiple=True, metavar="NAME.KEY=VALUE", help="A plugin setting; repeatable.")
 @click.option("-v", "--verbose", is_flag=True, help="Print every improvement to stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -40,7 +40,8 @@ def command(
 ) -> int:
     """Search for the best plan of EXPERIMENT, compare it with the baselines and write it to a file.
 
-    --evaluations without --seconds makes a seeded search reproducible. Ctrl-C ends the search: the best plan so
+    --seconds and --evaluations take the place of the experiment's budget; with --evaluations alone a search is
+    reproducible. Ctrl-C ends the search: the best plan so
     far is written and the exit code is 130. When no plan fits the exit code is 1, and the smallest changes that
     would make one fit are named.
     """

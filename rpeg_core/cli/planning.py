@@ -51,9 +51,22 @@ REPORTS_PER_S = 10.0
 BASELINE_DISTRIBUTION = "rpeg-plugin-heuristics"
 
 
-def make_planner(experiment: Experiment, registry: Registry, overrides: Sequence[Override], **search: Any) -> Planner:
-    """The planner of an experiment whose ``search:`` the command line changes; None leaves a value as it is."""
+def make_planner(
+    experiment: Experiment,
+    registry: Registry,
+    overrides: Sequence[Override],
+    *,
+    seconds: float | None = None,
+    evaluations: int | None = None,
+    **search: Any,
+) -> Planner:
+    """The planner of an experiment whose ``search:`` the command line changes; None leaves a value as it is.
+
+    A budget of the command line, ``seconds`` or ``evaluations`` or both, takes the place of the whole budget of the file.
+    """
     given = {key: value for key, value in search.items() if value is not None}
+    if seconds is not None or evaluations is not None:
+        given |= {"seconds": seconds, "evaluations": evaluations}
     return Planner(attrs.evolve(experiment, search=attrs.evolve(experiment.search, **given)), registry, overrides)
 
 

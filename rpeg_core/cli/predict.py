@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+SECONDS = 5.0
+
 
 @click.command("predict")
 @click.argument("file", type=click.Path(path_type=Path), metavar="EXPERIMENT|PLAN")
@@ -28,9 +30,7 @@ __all__ = ["command"]
 @click.option(
     "--seconds",
     type=click.FloatRange(0, min_open=True),
-    default=5.0,
-    show_default=True,
-    help="Time to search for what is not pinned.",
+    help="Time to search for what is not pinned; default 5 s, unless --evaluations is given.",
 )
 @click.option("--evaluations", type=click.IntRange(1), help="Configurations to evaluate at most.")
 @click.option("--strategy", metavar="NAME", help="Search strategy; default: the experiment's.")
@@ -41,7 +41,7 @@ def command(
     context: CommandContext,
     file: Path,
     output: Path | None,
-    seconds: float,
+    seconds: float | None,
     evaluations: int | None,
     strategy: str | None,
     overrides: tuple[str, ...],
@@ -120,7 +120,7 @@ def _pinned(
     path: Path,
     registry: Registry,
     overrides: list[Override],
-    seconds: float,
+    seconds: float | None,
     evaluations: int | None,
     strategy: str | None,
     as_json: bool,
@@ -131,6 +131,8 @@ def _pinned(
     from rpeg_core.report import documents, summary
     from rpeg_core.spec.experiment import load_experiment
 
+    if seconds is None and evaluations is None:
+        seconds = SECONDS
     planner = planning.make_planner(
         load_experiment(path), registry, overrides, seconds=seconds, evaluations=evaluations, strategy=strategy
     )
