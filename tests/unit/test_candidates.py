@@ -25,9 +25,7 @@ from rpeg_core.testing.toys import on, toy_model, toy_workload
 
 def gpu_coordinates(machine):
     """(rack, node, gpu) of every GPU in flat order, racks outermost."""
-    return list(
-        itertools.product(range(machine.racks), range(machine.nodes_per_rack), range(machine.gpus_per_node))
-    )
+    return list(itertools.product(range(machine.racks), range(machine.nodes_per_rack), range(machine.gpus_per_node)))
 
 
 def all_boxes(machine):
@@ -123,9 +121,7 @@ def machine_of(text):
 
 GQA = attrs.evolve(toy_model("gqa", layers=4), kv_heads=2)  # tp=4 and 8 replicate KV heads
 FEW_HEADS = attrs.evolve(toy_model("few", layers=12), heads=4, kv_heads=4, head_dim=2)  # no tp=8
-ODD_HEADS = attrs.evolve(
-    toy_model("odd", layers=6), heads=6, kv_heads=3, head_dim=2
-)  # 3 KV heads on 2 ranks: no
+ODD_HEADS = attrs.evolve(toy_model("odd", layers=6), heads=6, kv_heads=3, head_dim=2)  # 3 KV heads on 2 ranks: no
 WIDE = attrs.evolve(toy_model("wide", layers=4), heads=24, kv_heads=24, ffn=48)  # tp=3 and 6 on 6-GPU nodes
 
 CASES = [
@@ -217,9 +213,7 @@ def test_an_interval_is_legal_exactly_when_a_box_with_these_gpus_is(cluster):
             if len(numbers) == layout.gpus and box_is_legal(machine, layout, *box)
         }
         for start, stop in itertools.combinations(range(-1, machine.gpus + 2), 2):
-            reason = illegal_assignment(
-                machine, workload, model, Assignment(Allocation(start, stop), layout, mb)
-            )
+            reason = illegal_assignment(machine, workload, model, Assignment(Allocation(start, stop), layout, mb))
             assert (reason is None) == ((start, stop) in legal), (start, stop, layout, reason)
 
 
@@ -250,9 +244,7 @@ def test_tiers_of_a_layout_are_those_of_its_gpus_at_every_origin(cluster):
 def test_a_function_is_only_data_parallel():
     machine = machine_of("1x2x4")
     found = legal_candidates("reward", machine, toy_workload(prompts=12), None)
-    listed = {
-        (str(c.allocation), str(c.layout), c.microbatches) for c in map(found.assignment, range(len(found)))
-    }
+    listed = {(str(c.allocation), str(c.layout), c.microbatches) for c in map(found.assignment, range(len(found)))}
     # dp divides 12: 1 to 4 in a node (3 at its first GPU only); 6 leaves GPUs idle; 12 is too many
     singles = {(str(i), "dp1 pp1 tp1", 1) for i in range(8)}
     pairs = {(f"{i}-{i + 1}", "dp2 pp1 tp1", 1) for i in (0, 2, 4, 6)}
@@ -329,8 +321,7 @@ LAYOUT_REASONS = [
         (16, 8),
         Layout(2, 6, 1),
         8,
-        "P8: 1 replica(s) of 6 GPUs leave GPUs of a 8-GPU node idle, "
-        "so dp=2 cannot continue on the next node",
+        "P8: 1 replica(s) of 6 GPUs leave some of the 8 GPUs of a node idle, so dp=2 cannot continue on the next node",
     ),
     ("1x2x4", 4, (24, 2), Layout(6, 1, 1), 1, "P8: dp=6 does not fill whole nodes of 4 replica(s)"),
 ]
@@ -356,13 +347,11 @@ def test_the_reason_names_the_rule_and_the_values(cluster, model, batch, layout,
         (on(-2, 0), "P7: GPUs -2--1 are outside the cluster's 0-7"),
         (
             on(3, 5),
-            "P7: an allocation of 2 GPUs for dp2 pp1 tp1 cannot start at GPU 3; "
-            "the nearest aligned start is 2",
+            "P7: an allocation of 2 GPUs for dp2 pp1 tp1 cannot start at GPU 3; the nearest aligned start is 2",
         ),
         (
             on(2, 6, tensor=2),
-            "P7: an allocation of 4 GPUs for dp2 pp1 tp2 cannot start at GPU 2; "
-            "the nearest aligned start is 0",
+            "P7: an allocation of 4 GPUs for dp2 pp1 tp2 cannot start at GPU 2; the nearest aligned start is 0",
         ),
         (on(0, 2, microbatches=2), "P4: without a pipeline there is 1 microbatch, not 2"),
         (on(2, 4), None),

@@ -22,9 +22,7 @@ def test_staleness_varies_per_trainable_model_the_last_fastest():
 
 def test_the_order_of_the_choices_does_not_matter():
     forward = StructureChoices(staleness=(0, 1, 2), actor_critic_sharing=(False, True), fusion=(False, True))
-    backward = StructureChoices(
-        staleness=(2, 1, 0, 1), actor_critic_sharing=(True, False), fusion=(True, False)
-    )
+    backward = StructureChoices(staleness=(2, 1, 0, 1), actor_critic_sharing=(True, False), fusion=(True, False))
     assert enumerate_structures(forward, ["a"], ["s"]) == enumerate_structures(backward, ["a"], ["s"])
 
 
@@ -43,9 +41,7 @@ def test_sharing_is_left_out_when_the_template_does_not_offer_it():
 
 def test_a_repeated_choice_gives_no_second_structure():
     choices = StructureChoices(staleness=(1, 1), actor_critic_sharing=(False, False), fusion=(True, True))
-    assert enumerate_structures(choices, ["actor"], None) == (
-        Structure(staleness=(("actor", 1),), fusion=True),
-    )
+    assert enumerate_structures(choices, ["actor"], None) == (Structure(staleness=(("actor", 1),), fusion=True),)
 
 
 def test_tau_of_a_model_that_is_not_named_is_zero():

@@ -138,8 +138,7 @@ def test_any_graph_unrolls_into_an_acyclic_graph_that_obeys_the_formula(rpeg, st
             if op.role is Role.TRAINING:
                 expected[op.name, k - 1, op.name, k, "update order"] += 1
     assert expected == Counter(
-        (e.source.operator, e.source.step, e.target.operator, e.target.step, e.kind.value)
-        for e in graph.edges
+        (e.source.operator, e.source.step, e.target.operator, e.target.step, e.kind.value) for e in graph.edges
     )
 
 
@@ -160,8 +159,6 @@ def test_each_broken_rule_is_reported():
     assert broken(*data, early, *ordered) == [
         "U2: actor_training@0 -> actor_generation@1 with tau(actor) = 1: the source step must be -1"
     ]
-    assert broken(*data, *publications, *ordered[1:]) == [
-        "U3: actor_training@0 -> actor_training@1 is missing"
-    ]
+    assert broken(*data, *publications, *ordered[1:]) == ["U3: actor_training@0 -> actor_training@1 is missing"]
     back = attrs.evolve(data[0], source=data[0].target, target=data[0].source)
     assert broken(*data, back, *publications, *ordered) == ["U4: the unrolled graph has a cycle"]
