@@ -62,7 +62,7 @@ def make_planner(
 ) -> Planner:
     """The planner of an experiment whose ``search:`` the command line changes; None leaves a value as it is.
 
-    A budget of the command line, ``seconds`` or ``evaluations`` or both, takes the place of the whole budget of the file.
+    A budget of the command line, ``seconds`` or ``evaluations`` or both, replaces that of the file.
     """
     given = {key: value for key, value in search.items() if value is not None}
     if seconds is not None or evaluations is not None:

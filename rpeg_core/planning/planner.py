@@ -212,14 +212,19 @@ class Planner:
 
     def _check_settings(self) -> None:
         """Settings must name a record that exists; those of records that are installed but unused are harmless."""
-        asked = {*self.experiment.settings, *(override.target for override in self._overrides)}
-        for name in sorted(asked - self._settings_read):
+        asked: dict[str, str | None] = dict.fromkeys(self.experiment.settings)
+        for override in self._overrides:
+            asked.setdefault(override.target, override.origin)
+        for name in sorted(set(asked) - self._settings_read):
             kinds = ("algorithm", "cost", "search", "backend")
             known = sorted({record.name for kind in kinds for record in self._registry.records(kind)})
             if name not in known:
                 raise UnknownKeyError(
                     f"settings.{name} names no plugin",
-                    facts=[f"allowed: {', '.join(known)}"],
+                    facts=[
+                        *([] if asked[name] is None else [f"from: {asked[name]}"]),
+                        f"allowed: {', '.join(known)}",
+                    ],
                     hint=suggest(name, known),
                 )
 

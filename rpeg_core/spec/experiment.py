@@ -131,8 +131,15 @@ def load_experiment(path: Path | str) -> Experiment:
     try:
         document = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ExperimentError(f"{path} is not valid YAML", facts=str(error).splitlines()) from error
+        raise ExperimentError(f"{path} is not valid YAML", facts=[_yaml_problem(error)]) from error
     return parse_experiment(document, base_dir=path.parent)
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is None or problem is None:
+        return " ".join(str(error).split())
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
 
 
 def parse_experiment(document: object, *, base_dir: Path = Path()) -> Experiment:
