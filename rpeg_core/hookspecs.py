@@ -244,7 +244,7 @@ def rpeg_backends() -> Iterable[BackendSpec]:
 
 
         def render(plan, settings):
-            return {"plan.json": json.dumps(plan.to_dict(), indent=2)}
+            return {"plan.json": json.dumps(plan.document(), indent=2)}
 
 
         @hookimpl
