@@ -1,0 +1,137 @@
+"""What ``rpeg run --backend simulator`` opens: a plan with the durations that its cost terms predict."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+import attrs
+
+from rpeg_core import setting
+from rpeg_core.errors import BackendError, SettingsError
+from rpeg_core.passes.lower import Node
+from rpeg_core.planning.plan import Plan
+from rpeg_core.planning.planner import Planner
+from rpeg_core.plugins.registry import Registry
+from rpeg_core.runtime.trace import Record, Trace, TraceHeader
+from rpeg_plugin_simulator.comparison import Cause, causes
+from rpeg_plugin_simulator.simulation import simulate
+
+__all__ = ["Settings", "SimulatorSession", "open_session"]
+
+TOLERANCE = 1e-9
+"""Relative difference between the plan's prediction and the one made again that rounding can explain."""
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """Settings of the backend ``simulator``."""
+
+    steps: int = setting(8, help="RL steps to execute when the command names no number.", minimum=1)
+    noise: float = setting(0.0, help="Relative standard deviation of every duration (lognormal, mean 1).", minimum=0.0)
+    sample_lengths: bool = setting(False, help="Draw response lengths from workload.response_lengths in every step.")
+    seed: int = setting(0, help="Seed of noise and lengths.", minimum=0)
+
+
+class SimulatorSession:
+    """A context manager that runs one plan, as often as asked; it holds nothing that must be closed."""
+
+    def __init__(self, plan: Plan, settings: Settings, seconds_of: Callable[[Node], float]) -> None:
+        self._plan, self._settings, self._seconds_of = plan, settings, seconds_of
+
+    def __enter__(self) -> SimulatorSession:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        pass
+
+    def run(
+        self,
+        steps: int | None = None,
+        progress: Callable[[int, Mapping[str, float]], None] | None = None,
+    ) -> Trace:
+        """Execute ``steps`` RL steps (the setting by default).
+
+        Args:
+            steps: RL steps.
+            progress: called at the end of each step with its number and ``{"seconds", "time_s"}``: virtual seconds
+                since the step before it ended, and since the start.
+        """
+        plan, settings = self._plan, self._settings
+        records: list[Record] = []
+        previous_s = 0.0
+
+        def step_finished(step: int, time_s: float) -> None:
+            nonlocal previous_s
+            if progress is not None:
+                progress(step, {"seconds": time_s - previous_s, "time_s": time_s})
+            previous_s = time_s
+
+        simulated = simulate(
+            plan.rpeg,
+            plan.assignments,
+            plan.workload,
+            self._seconds_of,
+            steps=settings.steps if steps is None else steps,
+            options=plan.options,
+            noise=settings.noise,
+            sample_lengths=settings.sample_lengths,
+            seed=settings.seed,
+            record=records.append,
+            step_finished=step_finished,
+        )
+        found = causes(
+            plan.rpeg,
+            plan.assignments,
+            plan.workload,
+            plan.machine,
+            self._seconds_of,
+            plan.options,
+            simulated,
+        )
+        header = TraceHeader(
+            plan=plan.digest,
+            backend="simulator",
+            steps=simulated.steps,
+            clock="virtual",
+            notes=tuple(_notes(found)),
+        )
+        return Trace(header, tuple(records))
+
+
+def open_session(plan: Plan, settings: Settings) -> SimulatorSession:
+    """A session whose durations are those of the plan's cost terms.
+
+    Raises:
+        BackendError: the installed plugins do not predict what the plan says.
+        SettingsError: lengths shall be sampled, but the workload has one length only.
+        MissingPluginError, PluginError: a plugin that the plan needs is not there.
+    """
+    if settings.sample_lengths and not plan.workload.response_lengths:
+        raise SettingsError(
+            "simulator.sample_lengths is true, but the plan's workload has no response_lengths",
+            hint="plan with workload.response_lengths, or leave the setting out",
+        )
+    problem = Planner(plan.experiment, Registry()).structure_problem(plan)
+    again_s = problem.predict(plan.assignments).evaluation.makespan_s / plan.options.steps
+    if not math.isclose(again_s, plan.prediction.step_s, rel_tol=TOLERANCE):
+        used = (f"{use.kind} {use.name}: {use.distribution} {use.version}" for use in plan.plugins)
+        raise BackendError(
+            "the installed plugins do not predict what the plan says",
+            facts=[f"seconds per step now: {again_s:g}, in the plan: {plan.prediction.step_s:g}", *used],
+            hint="make the plan again with `rpeg plan`",
+        )
+    return SimulatorSession(plan, settings, problem.book.node_seconds)
+
+
+def _notes(found: tuple[Cause, ...]) -> list[str]:
+    first, last = found[0].step_s, found[-1].step_s
+    notes = [f"a step takes {last:.6g} s simulated, {first:.6g} s predicted ({last / first - 1:+.2%})"]
+    for before, cause in itertools.pairwise(found):
+        if cause.step_s != before.step_s:
+            notes.append(f"{cause.name}: {cause.step_s - before.step_s:+.6g} s per step")
+    return notes
