@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from rpeg_core.errors import CostTermError
 from rpeg_core.ir import RpegBuilder
 from rpeg_core.passes.evaluate import EvaluationOptions, evaluate
+from rpeg_core.planning.problem import critical_seconds
 from rpeg_core.spec.machine import DeviceSpace
 from rpeg_core.testing.toys import (
     SKEWED,
@@ -188,19 +190,19 @@ def test_length_phases_overlap_generation_and_reward(options, expected):
     assert prediction.evaluation.makespan_s == max(finish for _, finish in expected.values())
 
 
-def test_used_gpus_count_every_gpu_once_idle_ones_between_not_at_all():
-    rpeg = toy_ppo()
+def test_used_gpus_count_every_gpu_once_and_idle_ones_not_at_all():
+    # two nodes of four: GPUs 2 and 3 carry three operators, 5 one; 0, 1, 4, 6 and 7 none
+    rpeg, machine = toy_ppo(), DeviceSpace(racks=1, nodes_per_rack=2, gpus_per_node=4)
     plan = toy_plan(
-        actor_generation=on(0, 2),
-        actor_training=on(0, 2),
-        critic_inference=on(1),
-        critic_training=on(0, 1),
-        reference_inference=on(1),
+        actor_generation=on(2, 4),
+        actor_training=on(2, 4),
+        critic_inference=on(3),
+        critic_training=on(2),
+        reference_inference=on(5),
         reward_inference=on(3),
     )
-    book = toy_book(rpeg, NODE, seconds={("actor", "generation"): 1.0})
-    prediction = evaluate(rpeg, plan, book, EvaluationOptions(steps=1))
-    assert prediction.evaluation.used_gpus == 3
+    book = toy_book(rpeg, machine, seconds={("actor", "generation"): 1.0})
+    assert evaluate(rpeg, plan, book, EvaluationOptions(steps=1)).evaluation.used_gpus == 3
 
 
 def test_a_fully_busy_cluster_has_utilization_one():
@@ -210,3 +212,21 @@ def test_a_fully_busy_cluster_has_utilization_one():
     plan = toy_plan(actor_generation=on(0, 2), actor_training=on(0, 2))
     result = evaluate(rpeg, plan, book, EvaluationOptions(steps=4)).evaluation
     assert (result.makespan_s, result.utilization, result.used_gpus) == (28.0, 1.0, 2)
+
+
+def test_the_critical_path_goes_through_gpus_that_a_transfer_reserves():
+    # back from r.2: COMM Y.2, g.2, COMM Y.1 (holds GPU 0, so g.2 waits for it), r.0 (holds GPU 1), COMM Y.0, g.0
+    rpeg, workload = generation_and_reward(), toy_workload(response_lengths=SKEWED)
+    seconds = {("m", "generation"): 8, ("rew", "inference"): 4}
+    book = toy_book(rpeg, NODE, workload, seconds=seconds, transfer=TRANSFER)
+    options = EvaluationOptions(steps=1, reserve_source=True)
+    prediction = evaluate(rpeg, {"g": on(0), "r": on(1)}, book, options)
+    assert critical_seconds(prediction).tolist() == [4 + 2, 1 + 2]
+
+
+def test_times_of_zero_are_refused():
+    rpeg = toy_mini()
+    plan = toy_plan(actor_generation=on(0), actor_training=on(0))
+    with pytest.raises(CostTermError) as caught:
+        evaluate(rpeg, plan, toy_book(rpeg, NODE), EvaluationOptions(steps=1))
+    assert caught.value.what == "the cost terms give every operator 0 seconds"

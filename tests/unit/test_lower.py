@@ -357,6 +357,23 @@ def test_layouts_that_differ_in_microbatches_only_are_equal_installations():
     assert transfers == ["COMM W:m>g@1 40000 from 2-3 to 0-1"]
 
 
+def test_an_installation_in_another_layout_is_not_reused():
+    # g and j share GPUs 0-1 but not the layout, and i between them in data order is elsewhere: j gets its own
+    rpeg = graph(
+        operators={"g": (GEN, "m"), "i": (INF, "m"), "j": (INF, "m"), "t": (TRAIN, "m")},
+        data=["g Y i", "i V j", "j Z t"],
+        publish=["g", "i", "j"],
+    )
+    plan = {"g": on(0, 2), "i": on(4), "j": on(0, 2, tensor=2), "t": on(2, 4)}
+    lowered = lower(unroll(rpeg, 2), plan, toy_workload())
+    installs = [(n.operator, n.kind, str(n.layout)) for n in lowered.nodes if n.container == "W_m"]
+    assert installs == [
+        ("g", NodeKind.COMM, "dp2 pp1 tp1"),
+        ("i", NodeKind.COMM, "dp1 pp1 tp1"),
+        ("j", NodeKind.COMM, "dp1 pp1 tp2"),
+    ]
+
+
 def test_every_version_is_installed_anew():
     lowered = lower(unroll(triple(), 4), {"g": on(0), "i": on(0), "t": on(1)}, toy_workload())
     installs = [n for n in lowered.nodes if n.kind is NodeKind.COMM and n.model == "m"]

@@ -54,3 +54,4 @@ def test_text_of_a_structure():
     assert str(Structure(staleness=(("actor", 1), ("critic", 0)))) == "staleness actor=1, critic=0"
     shared = Structure(staleness=(("actor", 0),), actor_critic_sharing=True, fusion=True)
     assert str(shared) == "staleness 0, actor critic sharing, fusion"
+    assert str(Structure(staleness=())) == "nothing trained"
