@@ -71,7 +71,7 @@ search:
 
 # Parts of the plan that you fix; operators: {operators}
 # pin:
-#   {operator}: {{gpus: "0-{last}", dp: {data}, pp: 1, tp: 1, microbatches: 1}}  # any of these keys
+#   {operator}: {{gpus: "0-{last}"}}  # any of gpus, dp, pp, tp and microbatches
 
 # Settings of plugins; `rpeg show algorithm {algorithm}` and `rpeg show search {strategy}` list them.
 # settings:
@@ -141,7 +141,6 @@ def experiment_text(
         operators=f"e.g. {', '.join(operators)}; `rpeg plan` names all",
         operator=operators[0] if operators else "OPERATOR",
         last=gpus - 1,
-        data=gpus,
         costs=", ".join(profile.default_costs),
     )
 

@@ -220,8 +220,7 @@ def no_plan(planner: Planner, outcome: Outcome, remedies: Remedies) -> NoFeasibl
         structure = outcome.structure(outcome.nearest).structure
         why = [
             f"closest plan found ({structure}): {out_of_memory(outcome.nearest.prediction.memory, usable)}",
-            f"tried: {words.count(outcome.chosen.result.evaluations)} evaluations by {outcome.chosen.name}, "
-            f"{''.join(f'{c.name}, ' for c in outcome.baselines)}and the descent to the least memory",
+            f"tried: {words.listing(_tried(outcome))}",
         ]
     else:
         why = _too_large_alone(outcome.problem, usable)
@@ -231,6 +230,11 @@ def no_plan(planner: Planner, outcome: Outcome, remedies: Remedies) -> NoFeasibl
         facts=[*why, *_changes(remedies)],
         hint=_hint(remedies),
     )
+
+
+def _tried(outcome: Outcome) -> list[str]:
+    searched = f"{words.plural(outcome.chosen.result.evaluations, 'evaluation')} by {outcome.chosen.name}"
+    return [searched, *(contender.name for contender in outcome.baselines), "the descent to the least memory"]
 
 
 def too_large(planner: Planner, prediction: Prediction, remedies: Remedies) -> NoFeasiblePlanError:
@@ -272,7 +276,11 @@ def _terms(values: Any, column: int) -> str:
 
 
 def _changes(remedies: Remedies) -> list[str]:
-    found = [f"fits with {remedy}: {words.tokens_per_s(remedy.tokens_per_s)} or more" for remedy in remedies.found]
+    found = [
+        f"fits with {remedy.key}: {remedy.value} instead of {remedy.instead_of}, "
+        f"at {words.tokens_per_s(remedy.tokens_per_s)} or more"
+        for remedy in remedies.found
+    ]
     return found + [f"found nothing that fits by changing {key}" for key in remedies.tried]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import attrs
 
 from rpeg_core.costing.memory import device_memory
-from rpeg_core.errors import ExperimentError, PinError, RpegError
+from rpeg_core.errors import ExperimentError, PinError, RpegError, UnknownKeyError
 from rpeg_core.passes.score import RUNTIME_RESERVE
 from rpeg_core.planning.footprint import least_memory
 from rpeg_core.planning.planner import Planner
@@ -216,8 +216,8 @@ def _searched(experiment: Experiment, problem: Problem, make: Make) -> float:
 
 
 def _problem(experiment: Experiment, make: Make) -> Problem | None:
-    """None when the changed experiment is not allowed, e.g. a pin that is no longer legal."""
+    """None when the changed experiment is not allowed, e.g. a pin that no longer exists or is legal."""
     try:
         return make(experiment).problem()
-    except (ExperimentError, PinError):
+    except (ExperimentError, PinError, UnknownKeyError):
         return None

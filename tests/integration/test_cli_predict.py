@@ -1,0 +1,116 @@
+"""``rpeg predict``: a pinned layout, a partly pinned one, and a plan file evaluated again."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import attrs
+import pytest
+
+from rpeg_core.planning.plan import load_plan
+
+WHOLE = {"gpus": "0-31", "dp": 32, "pp": 1, "tp": 1, "microbatches": 1}
+OPERATORS = (
+    "actor_generation",
+    "reference_inference",
+    "reward_inference",
+    "critic_inference",
+    "actor_training",
+    "critic_training",
+)
+
+
+def pinned(**changed: dict[str, object]) -> dict[str, dict[str, object]]:
+    return {name: changed.get(name, WHOLE) for name in OPERATORS}
+
+
+def test_a_complete_pin_needs_no_search(rpeg, experiment) -> None:
+    generation = {"gpus": "0-31", "dp": 8, "pp": 1, "tp": 4, "microbatches": 1}
+    path = experiment(pin=pinned(actor_generation=generation), search={"strategy": "not-installed"})
+    ran = rpeg("predict", path, "-o", "mine.json")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.splitlines()[1].startswith("fits: ")
+    plan = load_plan("mine.json")
+    assert {name: pin.document() for name, pin in plan.experiment.pins.items()} == pinned(actor_generation=generation)
+    assert ran.table("plan")[1][1:6] == ["0-31", "8", "1", "4", "1"]
+    step = sum(sum(phases) for phases in plan.prediction.operator_s.values()) + plan.prediction.transfers_s
+    assert plan.prediction.step_s == pytest.approx(step, rel=0.02)  # everything on all GPUs runs one after another
+
+
+def test_a_layout_that_does_not_fit(rpeg, experiment) -> None:
+    alone = {"gpus": "0", "dp": 1, "pp": 1, "tp": 1, "microbatches": 1}
+    ran = rpeg("predict", experiment(pin=pinned(actor_training=alone)))
+    lines = ran.err.splitlines()
+    assert ran.code == 1
+    assert ran.out.splitlines()[1].startswith("does not fit: ")
+    rows = {row[0]: row for row in ran.table("peak memory per GPU")[1:]}
+    assert list(rows) == ["0", "1-31"]
+    assert lines[0] == "error[no-feasible-plan]: this plan does not fit"
+    assert re.fullmatch(
+        r"  GPU 0 needs [\d,.]+ GB of 91.8 GB while actor_training runs: actor_training activations .*", lines[1]
+    )
+
+
+def test_the_same_layout_as_json(rpeg, experiment) -> None:
+    alone = {"gpus": "0", "dp": 1, "pp": 1, "tp": 1, "microbatches": 1}
+    document = json.loads(rpeg("predict", experiment(pin=pinned(actor_training=alone)), "--json").out)
+    assert (document["schema"], document["feasible"]) == (1, False)
+    segment = document["memory"][0]
+    assert sum(term["bytes"] for term in segment["terms"]) == pytest.approx(segment["peak_bytes"])
+    assert {"remedies", "tried_in_vain"} <= set(document)
+
+
+def test_the_best_structure_of_a_complete_pin_is_predicted(rpeg, experiment) -> None:
+    rpeg("predict", experiment(pin=pinned(), structure={"staleness": [0, 1]}), "-o", "both.json")
+    rpeg("predict", experiment(pin=pinned(), structure={"staleness": [0]}), "-o", "sync.json")
+    assert load_plan("both.json").prediction.tokens_per_s >= load_plan("sync.json").prediction.tokens_per_s
+
+
+def test_what_is_not_pinned_is_searched(rpeg, experiment) -> None:
+    ran = rpeg("predict", experiment(pin={"actor_training": {"gpus": "0-15"}}), "-o", "mine.json")
+    assert ran.code == 0
+    assert re.fullmatch(r"what is not pinned was searched; \w+: 1 evaluation in [\d.]+ ms\n", ran.err)
+    assert str(load_plan("mine.json").assignments["actor_training"].allocation) == "0-15"
+
+
+@pytest.fixture
+def plan(rpeg, experiment) -> Path:
+    assert rpeg("plan", experiment()).code == 0
+    return Path("plan.json")
+
+
+def test_a_plan_file_is_evaluated_again(rpeg, plan) -> None:
+    ran = rpeg("predict", plan, "--json")
+    document = json.loads(ran.out)
+    assert (ran.code, ran.err, document["differences"]) == (0, "", [])
+    assert document["plan"]["prediction"] == json.loads(plan.read_text())["prediction"]
+
+
+def test_a_plan_made_by_other_versions_says_so(rpeg, plan) -> None:
+    made = load_plan(plan)
+    older = tuple(attrs.evolve(use, version="0.0.9") if use.kind == "hardware" else use for use in made.plugins)
+    prediction = attrs.evolve(made.prediction, tokens_per_s=made.prediction.tokens_per_s / 2)
+    attrs.evolve(made, plugins=older, prediction=prediction, rpeg_version="0.0.1").save("old.json")
+    warnings = rpeg("predict", "old.json").err.splitlines()
+    assert re.fullmatch(r"warning: the plan was made with rpeg-core 0\.0\.1, installed is \S+", warnings[0])
+    assert re.fullmatch(
+        r"warning: hardware 'gh200' came from rpeg-plugin-gh200 0\.0\.9, installed is rpeg-plugin-gh200 \S+",
+        warnings[1],
+    )
+    assert re.fullmatch(r"warning: tokens_per_s was predicted as \d+\.?\d*, is now \d+\.?\d*", warnings[2])
+    assert len(warnings) == 3
+
+
+def test_a_plan_of_a_missing_plugin_is_an_error(rpeg, plan, monkeypatch) -> None:
+    monkeypatch.setenv("RPEG_DISABLE_PLUGINS", "gh200")
+    ran = rpeg("predict", plan)
+    assert ran.code == 3
+    assert ran.err.startswith("error[plugin]: hardware 'gh200' cannot be used\n")
+
+
+def test_a_searched_plan_predicts_after_its_strategy_is_gone(rpeg, plan, monkeypatch) -> None:
+    monkeypatch.setenv("RPEG_DISABLE_PLUGINS", "heuristics")
+    ran = rpeg("predict", plan)
+    assert (ran.code, ran.err) == (0, "")
