@@ -17,7 +17,8 @@ $(READY): pyproject.toml constraints.txt $(PLUGINS)
 	touch $@
 
 demo: setup
-	$(BIN)/rpeg plan examples/ppo-llama3.1-8b-gh200.yaml --output build/demo/plan.json
+	mkdir -p build/demo
+	$(BIN)/rpeg plan examples/ppo-llama-3.1-8b-32-gh200.yaml --output build/demo/plan.json
 	$(BIN)/rpeg run build/demo/plan.json --backend simulator --trace build/demo/trace.jsonl
 
 test: setup

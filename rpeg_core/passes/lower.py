@@ -6,8 +6,8 @@ Choices where the paper is silent:
 * Such an inference operator is split when it is disjoint from every generation operator that feeds it. Its other
   inputs arrive before its first sub-node; its outputs leave after its last.
 * "An equal installation" is a Stage 4 transfer that brings the same version of a model to the same allocation in the
-  same layout: a second consumer waits for it instead of getting its own. A Stage 3 RESHARD counts for its own target
-  when both its operators use the same version.
+  same layout: a second consumer waits for it instead of getting its own. A Stage 3 RESHARD counts for its own target:
+  serving operators of one model use the same version.
 * A transfer belongs to its consumer: it carries that operator's name and step for tie-breaking.
 """
 
@@ -191,8 +191,7 @@ class _Lowering:
                         self.precede(self.chains[u][-1], self.chains[v][0])
                     elif a.layout != b.layout:
                         self.reshard(u, v)
-                        if self.version(u) == self.version(v):
-                            self.redistributed.add(v)
+                        self.redistributed.add(v)
 
     # Stage 4
     def publish_across_steps(self) -> None:
