@@ -213,7 +213,7 @@ def _models(section: _Section, base_dir: Path) -> tuple[dict[str, ModelSpec], fr
         elif given == ["spec"]:
             spec = ModelSpec.from_dict(entry.section("spec").values)
         else:
-            spec = load_model(entry.values["config"], base_dir=base_dir, name=role)
+            spec = load_model(entry.architecture("config"), base_dir=base_dir, name=role)
         if entry.get("head") is not None:
             spec = spec.with_head(Head(entry.choice("head", [head.value for head in Head])))
             heads.add(role)
@@ -364,6 +364,10 @@ class _Section:
 
     def text(self, name: str, default: str | None = None) -> str:
         return self._value(name, default, lambda v: isinstance(v, str) and v, "a name")
+
+    def architecture(self, name: str) -> str | Mapping[str, Any]:
+        allowed = "a public name, a path or dimensions"
+        return self._value(name, None, lambda v: isinstance(v, Mapping) or (isinstance(v, str) and v), allowed)
 
     def choice(self, name: str, allowed: Sequence[str]) -> str:
         return self._value(name, None, lambda v: v in allowed, ", ".join(allowed))
