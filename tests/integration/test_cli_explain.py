@@ -61,7 +61,7 @@ def test_every_section_of_the_text(rpeg, plan) -> None:
     assert (ran.code, ran.err) == (0, "")
     terms = ran.table("time of one step, by term")
     assert terms[0] == ["operator", "term", "time", "share", "cost term"]
-    assert ["actor_generation", "total"] == terms[1][:2]
+    assert terms[1][:2] == ["actor_generation", "total"]
     assert ran.table("memory per GPU, by term; 91.8 GB usable")[0][:4] == ["GPUs", "model", "operator", "term"]
     assert ran.table("transfers of one step")[0][0] == "kind"
     assert ran.table("cost terms")[1][2].startswith("rpeg-plugin-analytical ")
