@@ -148,7 +148,7 @@ def ascii_lines(picture: Chart, *, width: int) -> list[str]:
     for row in picture.rows:
         cells = "".join(_ascii(run) for run in _runs(row, picture.end_s, columns))
         lines.append(f"{_name(row):<{label}} |{cells}|")
-    lines.append(_axis(picture, label, columns))
+    lines.append(_axis(picture, label + 1, columns))
     lines.extend(f"{LETTERS[i % 26]}  {name}" for i, name in enumerate(picture.operators))
     lines.extend(f"{mark}  {meaning}" for mark, meaning in _transfers(picture))
     return lines

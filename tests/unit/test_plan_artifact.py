@@ -117,7 +117,7 @@ def test_the_file_is_the_document(plan, tmp_path) -> None:
     plan.save(tmp_path / "plan.json")
     document = json.loads((tmp_path / "plan.json").read_text())
     assert document == json.loads(json.dumps(plan.document()))
-    assert list(document)[0] == "schema"
+    assert next(iter(document)) == "schema"
     assert document["plan"]["critic_training"] == {"gpus": "2-3", "dp": 1, "pp": 1, "tp": 2, "microbatches": 1}
 
 
