@@ -7,6 +7,7 @@ result: of two plugins that offer the same record, or terms of the same cost mod
 
 from __future__ import annotations
 
+import difflib
 import importlib.metadata
 import itertools
 import os
@@ -286,7 +287,7 @@ def _next_step(info: PluginInfo) -> str:
 
 
 def _distribution_for(name: str) -> str:
-    """The distribution to install for a name: one of the extra ``[all]`` that matches, else by convention."""
+    """The distribution to install for a name: the match or near match in the extra ``[all]``, else by convention."""
     try:
         requirements = importlib.metadata.requires(CORE_DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
@@ -296,4 +297,5 @@ def _distribution_for(name: str) -> str:
     for distribution in sorted(known, key=len, reverse=True):
         if f"rpeg-plugin-{name}-".startswith(f"{distribution}-"):
             return distribution
-    return f"rpeg-plugin-{name}"
+    close = difflib.get_close_matches(f"rpeg-plugin-{name}", known, n=1, cutoff=0.85)
+    return close[0] if close else f"rpeg-plugin-{name}"

@@ -344,3 +344,9 @@ def test_two_registries_share_nothing(installed) -> None:
     one, other = installed.registry(), installed.registry(disabled=["x1"])
     assert (names(one.records("hardware")), names(other.records("hardware"))) == (["x1"], [])
     assert names(installed.registry().records("hardware")) == ["x1"]
+
+
+def test_a_misspelt_name_gets_the_distribution_that_exists(installed):
+    with pytest.raises(MissingPluginError) as raised:
+        installed.registry().get("search", "anealing")
+    assert str(raised.value).endswith("hint: pip install rpeg-plugin-annealing")
