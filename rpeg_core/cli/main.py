@@ -26,6 +26,7 @@ COMMANDS = {
     "plan": ("rpeg_core.cli.plan:command", "Search for the best plan of an experiment."),
     "predict": ("rpeg_core.cli.predict:command", "Time and memory of a plan that the experiment pins."),
     "explain": ("rpeg_core.cli.explain:command", "Show where the time and memory of a plan go."),
+    "run": ("rpeg_core.cli.run:command", "Execute a plan and compare its time with the prediction."),
     "list-plugins": ("rpeg_core.cli.list_plugins:command", "List the installed plugins."),
     "show": ("rpeg_core.cli.show:command", "Show what plugins offer, with settings, units and sources."),
     "doctor": ("rpeg_core.cli.doctor:command", "Check this installation."),
@@ -110,13 +111,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         ui.print_error("interrupted")
         return ExitCode.INTERRUPTED
+    except SystemExit:  # click's answer to a reader that closed the pipe early, e.g. `rpeg plan FILE | head`
+        return ExitCode.DONE
     except Exception as error:
         _warn(context)
         if os.environ.get("RPEG_DEBUG"):
             ui.print_note(traceback.format_exc().rstrip())
-        ui.print_error(
-            f"error[internal]: {type(error).__name__}: {error}\nhint: set RPEG_DEBUG=1 for the traceback"
-        )
+        ui.print_error(f"error[internal]: {type(error).__name__}: {error}\nhint: set RPEG_DEBUG=1 for the traceback")
         return ExitCode.INTERNAL
     _warn(context)
     return result if isinstance(result, int) else ExitCode.DONE

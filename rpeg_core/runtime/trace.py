@@ -300,8 +300,8 @@ class Trace:
                 }
 
 
-def _meta(name: str, track: int, **values: object) -> dict[str, Any]:
-    return {"ph": "M", "pid": 0, "tid": track, "name": name, "args": values}
+def _meta(event: str, track: int, **values: object) -> dict[str, Any]:
+    return {"ph": "M", "pid": 0, "tid": track, "name": event, "args": values}
 
 
 def _writing(path: Path | str) -> IO[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 
@@ -53,7 +54,7 @@ def broken(run: object, window: Window, rpeg: Rpeg, steps: int) -> list[str]:
         if set(dispatch.held) != {a for a in (dispatch.node.allocation, dispatch.node.source) if a is not None}:
             found.append(f"{dispatch.node.label} does not hold both ends")
     for gpu, intervals in users.items():  # in the order of dispatch
-        for (_, end, a), (begin, _, b) in zip(intervals, intervals[1:], strict=False):
+        for (_, end, a), (begin, _, b) in itertools.pairwise(intervals):
             if begin < end:
                 found.append(f"{a} and {b} use GPU {gpu} at one time")
     for node in nodes.values():

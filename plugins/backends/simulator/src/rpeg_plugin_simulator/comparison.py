@@ -40,8 +40,15 @@ def causes(
     seconds_of: Callable[[Node], float],
     options: EvaluationOptions,
     simulated: Simulation,
+    predicted_step_s: float,
 ) -> tuple[Cause, ...]:
-    """From the predicted to the simulated step time. The last one is the simulated time, noise or not."""
+    """From the predicted to the simulated step time.
+
+    Args:
+        rpeg, assignments, workload, machine, seconds_of, options: what was simulated.
+        simulated: the outcome.
+        predicted_step_s: what the plan says.
+    """
     graph = lower(unroll(rpeg, options.steps), assignments, workload, split_lengths=options.split_lengths)
     seconds = [seconds_of(node) for node in graph.nodes]
 
@@ -52,7 +59,8 @@ def causes(
         return simulate(rpeg, assignments, workload, seconds_of, steps=steps, options=options).step_s
 
     return (
-        Cause("predicted", greedy(options.reserve_source)),
+        Cause("predicted", predicted_step_s),
+        Cause("plugins that changed since the plan was made", greedy(options.reserve_source)),
         Cause("transfers hold their source GPUs", greedy(True)),
         Cause("order of the engine", engine(options.steps)),
         Cause(f"{simulated.steps} instead of {options.steps} steps", engine(simulated.steps)),

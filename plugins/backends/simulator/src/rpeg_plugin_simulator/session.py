@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
 import attrs
 
 from rpeg_core import setting
-from rpeg_core.errors import BackendError, SettingsError
+from rpeg_core.errors import SettingsError
 from rpeg_core.passes.lower import Node
 from rpeg_core.planning.plan import Plan
-from rpeg_core.planning.planner import Planner
+from rpeg_core.planning.recheck import recheck
 from rpeg_core.plugins.registry import Registry
 from rpeg_core.runtime.trace import Record, Trace, TraceHeader
 from rpeg_plugin_simulator.comparison import Cause, causes
 from rpeg_plugin_simulator.simulation import simulate
 
 __all__ = ["Settings", "SimulatorSession", "open_session"]
-
-TOLERANCE = 1e-9
-"""Relative difference between the plan's prediction and the one made again that rounding can explain."""
 
 
 @attrs.frozen(kw_only=True)
@@ -38,8 +34,15 @@ class Settings:
 class SimulatorSession:
     """A context manager that runs one plan, as often as asked; it holds nothing that must be closed."""
 
-    def __init__(self, plan: Plan, settings: Settings, seconds_of: Callable[[Node], float]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        settings: Settings,
+        seconds_of: Callable[[Node], float],
+        differences: Sequence[str] = (),
+    ) -> None:
         self._plan, self._settings, self._seconds_of = plan, settings, seconds_of
+        self._differences = tuple(differences)
 
     def __enter__(self) -> SimulatorSession:
         return self
@@ -92,13 +95,14 @@ class SimulatorSession:
             self._seconds_of,
             plan.options,
             simulated,
+            plan.prediction.step_s,
         )
         header = TraceHeader(
             plan=plan.digest,
             backend="simulator",
             steps=simulated.steps,
             clock="virtual",
-            notes=tuple(_notes(found)),
+            notes=(*_notes(found), *self._differences),
         )
         return Trace(header, tuple(records))
 
@@ -107,7 +111,6 @@ def open_session(plan: Plan, settings: Settings) -> SimulatorSession:
     """A session whose durations are those of the plan's cost terms.
 
     Raises:
-        BackendError: the installed plugins do not predict what the plan says.
         SettingsError: lengths shall be sampled, but the workload has one length only.
         MissingPluginError, PluginError: a plugin that the plan needs is not there.
     """
@@ -116,16 +119,8 @@ def open_session(plan: Plan, settings: Settings) -> SimulatorSession:
             "simulator.sample_lengths is true, but the plan's workload has no response_lengths",
             hint="plan with workload.response_lengths, or leave the setting out",
         )
-    problem = Planner(plan.experiment, Registry()).structure_problem(plan)
-    again_s = problem.predict(plan.assignments).evaluation.makespan_s / plan.options.steps
-    if not math.isclose(again_s, plan.prediction.step_s, rel_tol=TOLERANCE):
-        used = (f"{use.kind} {use.name}: {use.distribution} {use.version}" for use in plan.plugins)
-        raise BackendError(
-            "the installed plugins do not predict what the plan says",
-            facts=[f"seconds per step now: {again_s:g}, in the plan: {plan.prediction.step_s:g}", *used],
-            hint="make the plan again with `rpeg plan`",
-        )
-    return SimulatorSession(plan, settings, problem.book.node_seconds)
+    checked = recheck(plan, Registry())
+    return SimulatorSession(plan, settings, checked.structure.book.node_seconds, checked.differences)
 
 
 def _notes(found: tuple[Cause, ...]) -> list[str]:
