@@ -66,9 +66,9 @@ class Window:
 
     Attributes:
         steady_step: the first step that all later ones look like, ``max tau + 1``.
-        depth: how many steps may be in progress at once. A step waits at most ``tau(m) + 1`` steps back for each
-            trainable model m, so ``sum of (tau(m) + 1) + 1`` does not hold up a step that waits for weights; it does
-            hold back operators that wait for nothing, whose outputs would pile up.
+        depth: how many steps may be in progress at once, ``sum of (tau(m) + 1) + 1`` over the trainable models. Models
+            that wait for each other, as in PPO, are never further apart, so that this holds nothing up that the graph
+            lets run; it does hold back operators that wait for nothing, whose outputs would pile up.
         initial: the weights that are there from the start.
 
     Raises:

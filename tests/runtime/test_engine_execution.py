@@ -159,6 +159,19 @@ def test_what_is_kept_does_not_grow_with_the_number_of_steps(execute: Execute, c
     assert run.largest["artifacts"] <= (window.depth + window.steady_step) * containers
 
 
+def test_the_depth_of_the_window_holds_up_nothing_in_ppo(execute: Execute) -> None:
+    """Its two models wait for each other, so that a deeper window changes no time."""
+    draw = random.Random(1)
+    blocks = [(size * i, size * (i + 1)) for size in (1, 2, 4) for i in range(8 // size)]
+    for seed in range(40):
+        graph = toy_ppo(tau=draw.randrange(3), critic_tau=draw.randrange(3))
+        window = Window(
+            graph, toy_plan(**{op.name: on(*draw.choice(blocks)) for op in graph.operators}), toy_workload()
+        )
+        runs = [execute(window, 12, drawn_seconds(seed), depth) for depth in (window.depth, 12)]
+        assert runs[0].given == runs[1].given
+
+
 @pytest.mark.slow
 def test_a_thousand_random_executions(execute: Execute) -> None:
     """PPO on 8 GPUs: random placements, staleness, phases and durations."""
