@@ -173,7 +173,7 @@ def show_grid(grid: Grid) -> None:
     """A titled table: drawn on a terminal, tab-separated in a pipe."""
     ui.print_text("")
     if ui.is_terminal():
-        ui.print_text(draw(grid.rich()))
+        ui.print_text(draw(grid.rich(terminal_width())))
     else:
         ui.print_text(grid.title)
         ui.print_table(*grid.written())

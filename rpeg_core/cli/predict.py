@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
 import click
 
 from rpeg_core.cli import ui
@@ -12,6 +13,8 @@ from rpeg_core.cli.context import CommandContext, pass_context
 from rpeg_core.cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rpeg_core.passes.evaluate import Prediction
     from rpeg_core.planning.plan import Plan
     from rpeg_core.planning.planner import Planner
@@ -61,11 +64,11 @@ def command(
     registry, parsed = context.registry, [parse_override(text) for text in overrides]
     if output is not None:
         planning.writable(output)
-    differences: tuple[str, ...] = ()
     if _is_plan(file):
-        planner, plan, prediction, differences = _recheck(file, registry, parsed)
+        subject = _recheck(file, registry, parsed)
     else:
-        planner, plan, prediction = _pinned(file, registry, parsed, seconds, evaluations, strategy, as_json)
+        subject = _pinned(file, registry, parsed, seconds, evaluations, strategy, as_json)
+    plan, prediction = subject.plan, subject.prediction
     fits = plan.prediction.feasible
     remedies = None if fits else planning.remedies_for(_pinning(plan), registry, parsed)
     remarks = planning.announce(plan, registry)
@@ -75,7 +78,7 @@ def command(
         ui.print_json(
             {
                 "feasible": fits,
-                "differences": list(differences),
+                "differences": list(subject.differences),
                 "diagnostics": documents.diagnostics(remarks),
                 "memory": documents.memory(prediction.memory),
                 "plan": plan.document(),
@@ -85,16 +88,32 @@ def command(
     else:
         planning.show_heading(plan, "fits: " if fits else "does not fit: ")
         planning.show_grid(operator_table(plan.assignments, plan.prediction))
-        planning.show_memory(prediction, planner)
+        planning.show_memory(prediction, subject.planner)
         planning.show_chart(prediction)
         if output is not None:
             ui.print_text(f"\nplan written to {output}\nnext: rpeg explain {output}")
-    for line in differences:
+        else:
+            ui.print_text(f"\nnext: rpeg predict {file} -o plan.json writes this plan")
+    for line in subject.differences:
         ui.print_warning(line)
     planning.show_diagnostics(remarks)
     if remedies is not None:
-        raise planning.too_large(planner, prediction, remedies)
+        raise planning.too_large(subject.planner, prediction, remedies)
+    if subject.interrupted:
+        ui.print_note("interrupted: this is the best plan so far")
+        return ExitCode.INTERRUPTED
     return ExitCode.DONE
+
+
+@attrs.frozen(kw_only=True)
+class _Subject:
+    """The plan that is predicted, and how it came about."""
+
+    planner: Planner
+    plan: Plan
+    prediction: Prediction
+    differences: tuple[str, ...] = ()
+    interrupted: bool = False
 
 
 def _is_plan(path: Path) -> bool:
@@ -106,25 +125,28 @@ def _is_plan(path: Path) -> bool:
     return text.lstrip().startswith("{") and '"schema"' in text
 
 
-def _recheck(
-    path: Path, registry: Registry, overrides: list[Override]
-) -> tuple[Planner, Plan, Prediction, tuple[str, ...]]:
+def _recheck(path: Path, registry: Registry, overrides: Sequence[Override]) -> _Subject:
     from rpeg_core.planning.plan import load_plan
     from rpeg_core.planning.recheck import recheck
 
     checked = recheck(load_plan(path), registry, overrides)
-    return checked.planner, checked.plan, checked.prediction, checked.differences
+    return _Subject(
+        planner=checked.planner,
+        plan=checked.plan,
+        prediction=checked.prediction,
+        differences=checked.differences,
+    )
 
 
 def _pinned(
     path: Path,
     registry: Registry,
-    overrides: list[Override],
+    overrides: Sequence[Override],
     seconds: float | None,
     evaluations: int | None,
     strategy: str | None,
     as_json: bool,
-) -> tuple[Planner, Plan, Prediction]:
+) -> _Subject:
     """The plan that the pins describe, the rest of it searched."""
     from rpeg_core.cli import planning
     from rpeg_core.planning.solve import only_choice
@@ -141,8 +163,12 @@ def _pinned(
     if solution is not None:
         structure = problem.structures[solution.structure]
         assignments = structure.plan(solution.choice)
-        return planner, planner.plan(structure, assignments, {"strategy": None}), structure.predict(assignments)
-    outcome, _ = planning.searched(planner, problem, registry)
+        return _Subject(
+            planner=planner,
+            plan=planner.plan(structure, assignments, {"strategy": None}),
+            prediction=structure.predict(assignments),
+        )
+    outcome, stopped = planning.searched(planner, problem, registry)
     winner = outcome.winner
     if winner is None:
         planning.fail_without_plan(planner, outcome, registry, overrides, as_json=as_json)
@@ -150,13 +176,11 @@ def _pinned(
     found_by = None if winner.result is None else winner.name
     plan = planner.plan(structure, structure.plan(winner.solution.choice), documents.search(outcome), found_by)
     ui.print_note(f"what is not pinned was searched; {summary.found_by(outcome)}")
-    return planner, plan, winner.prediction
+    return _Subject(planner=planner, plan=plan, prediction=winner.prediction, interrupted=stopped)
 
 
 def _pinning(plan: Plan) -> Experiment:
     """The experiment that asks for exactly this plan."""
-    import attrs
-
     from rpeg_core.planning.pins import Pin
     from rpeg_core.planning.structures import StructureChoices
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rpeg_core.costing.memory import DeviceMemory, MemoryItem, SegmentMemory
 from rpeg_core.report import words
-from rpeg_core.report.page import Column, Grid
+from rpeg_core.report.page import Column, Grid, Grouping
 
 __all__ = ["gpus", "largest_terms", "memory_details", "memory_overview", "out_of_memory"]
 
@@ -73,39 +73,21 @@ def memory_details(memory: DeviceMemory, usable_bytes: float, operators: Sequenc
     """Every term of every group of GPUs; with ``operators`` only theirs."""
     rows, styles = [], []
     for segment in memory.segments:
-        for item in segment.items:
-            if operators is None or item.operator in operators:
-                rows.append(
-                    (
-                        str(segment.gpus),
-                        item.model or "",
-                        item.operator,
-                        item.quantity,
-                        "all the time" if item.persistent else "while it runs",
-                        words.gigabytes(item.bytes),
-                        words.percent(item.bytes / usable_bytes),
-                    )
-                )
         if operators is None:
             over = segment.peak_bytes > usable_bytes
             styles.append((len(rows), "bold red" if over else "bold"))
-            rows.append(
-                (
-                    str(segment.gpus),
-                    "",
-                    "",
-                    "peak",
-                    f"while {segment.moment}" if segment.moment else "idle",
-                    words.gigabytes(segment.peak_bytes),
-                    words.percent(segment.peak_bytes / usable_bytes),
-                )
-            )
+            moment = f"while {segment.moment}" if segment.moment else "idle"
+            rows.append((gpus(segment), "", "peak", moment, *_size(segment.peak_bytes, usable_bytes)))
+        for item in segment.items:
+            if operators is None or item.operator in operators:
+                held = "always" if item.persistent else "while running"
+                size = _size(item.bytes, usable_bytes)
+                rows.append((gpus(segment), _owner(item), item.quantity, held, *size))
     return Grid(
         title=f"memory per GPU, by term; {words.gigabytes(usable_bytes)} usable",
         columns=(
             Column("GPUs"),
-            Column("model"),
-            Column("operator"),
+            Column("of"),
             Column("term"),
             Column("held"),
             Column("size", right=True),
@@ -113,7 +95,12 @@ def memory_details(memory: DeviceMemory, usable_bytes: float, operators: Sequenc
         ),
         rows=tuple(rows),
         styles=tuple(styles),
+        grouping=Grouping.FIRST_ROW if operators is None else Grouping.HEADED,
     )
+
+
+def _size(value: float, usable_bytes: float) -> tuple[str, str]:
+    return words.gigabytes(value), words.percent(value / usable_bytes)
 
 
 def _owner(item: MemoryItem) -> str:

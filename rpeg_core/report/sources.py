@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rpeg_core.costing.book import CostBook
-from rpeg_core.report.page import Column, Grid
+from rpeg_core.report.page import Column, Grid, Grouping
 
 __all__ = ["cost_terms", "hardware"]
 
@@ -12,8 +12,9 @@ def cost_terms(book: CostBook) -> Grid:
     """Every cost term in use."""
     return Grid(
         title="cost terms",
-        columns=(Column("term"), Column("what"), Column("from")),
-        rows=tuple((a.term.name, a.term.summary, f"{a.distribution} {a.version}") for a in book.terms),
+        columns=(Column("from"), Column("term"), Column("what")),
+        rows=tuple((f"{a.distribution} {a.version}", a.term.name, a.term.summary) for a in book.terms),
+        grouping=Grouping.HEADED,
     )
 
 

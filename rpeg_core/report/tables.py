@@ -11,7 +11,7 @@ from rpeg_core.planning.assignment import ExecutionPlan
 from rpeg_core.planning.plan import PlanPrediction
 from rpeg_core.planning.problem import critical_seconds
 from rpeg_core.report import words
-from rpeg_core.report.page import Column, Grid
+from rpeg_core.report.page import Column, Grid, Grouping
 
 __all__ = ["critical_path", "operator_table", "operator_terms", "split_operators", "steady_step", "transfer_table"]
 
@@ -79,6 +79,7 @@ def operator_terms(book: CostBook, assignments: ExecutionPlan, phases: Sequence[
         ),
         rows=tuple(rows),
         styles=tuple(styles),
+        grouping=Grouping.FIRST_ROW,
     )
 
 
@@ -96,16 +97,16 @@ def steady_step(prediction: Prediction) -> tuple[Node, ...]:
 
 def transfer_table(prediction: Prediction, book: CostBook, operators: Sequence[str] | None = None) -> Grid:
     """COMM and RESHARD of one step in steady state, with bytes, link and time."""
-    rows = []
+    rows, place = [], {op.name: i for i, op in enumerate(prediction.graph.rpeg.operators)}
     for node in steady_step(prediction):
         if operators is not None and node.operator not in operators:
             continue
         tier = book.machine.tier_between(node.allocation, node.source)
         rows.append(
             (
-                node.kind.value,
+                node.operator,
+                node.kind.value if node.phase is None else f"{node.kind.value} of phase {node.phase + 1}",
                 node.container or "",
-                node.operator if node.phase is None else f"{node.operator} (phase {node.phase + 1})",
                 str(node.source),
                 str(node.allocation),
                 words.size(node.payload_bytes),
@@ -116,16 +117,17 @@ def transfer_table(prediction: Prediction, book: CostBook, operators: Sequence[s
     return Grid(
         title="transfers of one step",
         columns=(
+            Column("for"),
             Column("kind"),
             Column("carries"),
-            Column("for"),
-            Column("from GPUs"),
-            Column("to GPUs"),
+            Column("from", right=True),
+            Column("to GPUs", right=True),
             Column("payload", right=True),
             Column("link"),
             Column("time", right=True),
         ),
-        rows=tuple(rows),
+        rows=tuple(sorted(rows, key=lambda row: place[row[0]])),
+        grouping=Grouping.HEADED,
     )
 
 

@@ -302,6 +302,32 @@ def test_ctrl_c_writes_the_best_plan_so_far(rpeg, experiment, installed) -> None
     assert re.fullmatch(improvement, err.splitlines()[0])
 
 
+def test_a_second_ctrl_c_gives_up(rpeg, experiment, installed) -> None:
+    stubborn = PATIENT.replace("while not progress.cancelled:", "while True:")
+    installed.add("rpeg-plugin-patient", "rpeg.search", "patient", stubborn)
+    path = experiment(search={"strategy": "patient"})
+    code, out, err = run_until_searching(installed, ["plan", str(path), "-v"], 2)
+    assert (code, out) == (130, "")
+    assert err.endswith("interrupted\n")
+    assert not Path("plan.json").exists()
+
+
+@pytest.mark.parametrize("arguments", [[], ["-o", "mine.json"]])
+def test_ctrl_c_in_predict_shows_the_best_so_far(rpeg, experiment, installed, arguments) -> None:
+    installed.add(
+        "rpeg-plugin-patient",
+        "rpeg.search",
+        "patient",
+        "import sys\n"
+        + PATIENT.replace("    while not", "    print('searching', file=sys.stderr, flush=True)\n    while not"),
+    )
+    path = experiment(search={"strategy": "patient"})
+    code, out, err = run_until_searching(installed, ["predict", str(path), *arguments], 1)
+    assert (code, out.splitlines()[1][:6]) == (130, "fits: ")
+    assert err.endswith("interrupted: this is the best plan so far\n")
+    assert Path("mine.json").exists() == bool(arguments)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals")
 def test_on_a_terminal_progress_then_drawn_tables(rpeg, experiment, installed) -> None:
     master, slave = pty.openpty()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from rpeg_core.costing.memory import DeviceMemory, MemoryItem, SegmentMemory
 from rpeg_core.report.memory import largest_terms, memory_details, memory_overview, out_of_memory
-from rpeg_core.report.page import Column, Grid, draw
+from rpeg_core.report.page import Column, Grid, Grouping, draw
 from rpeg_core.spec.machine import Allocation
 
 
@@ -55,11 +57,13 @@ def test_the_overview_marks_what_does_not_fit() -> None:
     assert grid.styles == ((0, "bold red"),)
 
 
-def test_the_details_end_each_group_with_its_peak() -> None:
+def test_the_details_begin_each_group_with_its_peak() -> None:
     rows = memory_details(MEMORY, 90e9).rows
-    assert [row[3] for row in rows] == ["weights", "optimizer state", "activations", "gradients", "peak", "peak"]
-    assert [row[4] for row in rows[:2]] == ["while it runs", "all the time"]
-    assert rows[4][5] == "100.0 GB"
+    assert [row[2] for row in rows] == ["peak", "weights", "optimizer state", "activations", "gradients", "peak"]
+    assert rows[0] == ("GPUs 0-15", "", "peak", "while actor_training", "100.0 GB", "111%")
+    assert rows[1] == ("GPUs 0-15", "actor_training", "weights", "while running", "5.0 GB", "5.6%")
+    assert rows[2] == ("GPUs 0-15", "actor", "optimizer state", "always", "60.0 GB", "67%")
+    assert rows[5][3] == "idle"
 
 
 def test_the_details_of_other_operators_are_left_out() -> None:
@@ -68,7 +72,7 @@ def test_the_details_of_other_operators_are_left_out() -> None:
 
 def test_markup_and_control_characters_of_plugins_stay_text() -> None:
     grid = Grid(title="a [bold]title", columns=(Column("x [red]"),), rows=(("[blink]cell\x1b[31m\x07",),))
-    text = draw(grid.rich(), width=60)
+    text = draw(grid.rich(60), width=60)
     assert "a [bold]title" in text
     assert "x [red]" in text
     assert "[blink]cell [31m " in text or "[blink]cell [31m" in text
@@ -77,6 +81,37 @@ def test_markup_and_control_characters_of_plugins_stay_text() -> None:
 
 def test_long_cells_are_folded_not_cut() -> None:
     grid = Grid(title="t", columns=(Column("x"),), rows=(("word" * 40,),))
-    text = draw(grid.rich(), width=30)
+    text = draw(grid.rich(30), width=30)
     assert text.replace("\n", "").count("word") >= 35
     assert "…" not in text
+
+
+ROWS = (("a", "total", "1"), ("a", "x", "2"), ("b", "y", "3"))
+COLUMNS = (Column("group"), Column("term"), Column("value", right=True))
+
+
+def lines(grid: Grid) -> list[str]:
+    text = re.sub(r"\x1b\[[0-9;]*m", "", draw(grid.rich(40), width=40))
+    return [line.rstrip() for line in text.splitlines()]
+
+
+def test_groups_with_a_heading() -> None:
+    grid = Grid(title="t", columns=COLUMNS, rows=ROWS, grouping=Grouping.HEADED)
+    assert [line.split() for line in lines(grid)[3:]] == [["a"], ["total", "1"], ["x", "2"], ["b"], ["y", "3"]]
+    assert lines(grid)[4].startswith("  total")
+
+
+def test_groups_whose_first_row_is_the_heading() -> None:
+    grid = Grid(title="t", columns=COLUMNS, rows=ROWS, grouping=Grouping.FIRST_ROW)
+    assert [line.split() for line in lines(grid)[3:]] == [["a", "1"], ["x", "2"], ["b", "3"]]
+
+
+def test_a_pipe_has_every_cell() -> None:
+    grid = Grid(title="t", columns=COLUMNS, rows=ROWS, grouping=Grouping.HEADED)
+    assert grid.written() == (("group", "term", "value"), ROWS)
+
+
+def test_bars_give_way_where_there_is_no_room() -> None:
+    grid = Grid(title="t", columns=(Column("x"), Column("bar", drawn=True)), rows=(("a" * 20, "█" * 20),))
+    assert "█" in draw(grid.rich(46), width=46)
+    assert "█" not in draw(grid.rich(45), width=45)
