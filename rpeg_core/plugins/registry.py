@@ -297,5 +297,6 @@ def _distribution_for(name: str) -> str:
     for distribution in sorted(known, key=len, reverse=True):
         if f"rpeg-plugin-{name}-".startswith(f"{distribution}-"):
             return distribution
-    close = difflib.get_close_matches(f"rpeg-plugin-{name}", known, n=1, cutoff=0.85)
-    return close[0] if close else f"rpeg-plugin-{name}"
+    short = [distribution.removeprefix("rpeg-plugin-") for distribution in known]
+    close = difflib.get_close_matches(name, short, n=1, cutoff=0.9)
+    return f"rpeg-plugin-{close[0] if close else name}"
