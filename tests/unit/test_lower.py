@@ -658,8 +658,14 @@ def test_any_configuration_lowers_into_a_sound_graph(configuration, steps, split
         for k in range(steps):
             u, v = chains[Invocation(edge.source, k)], chains[Invocation(edge.target, k)]
             if len(u) > 1 and len(v) > 1 and rpeg.operator(edge.source).role is Role.GENERATION:
-                assert all(waits(b, a) for a, b in zip(u, v, strict=True))
-                assert not waits(v[0], u[-1])
+                for phase, (before, target) in enumerate(zip(u, v, strict=True)):
+                    (comm,) = (
+                        node
+                        for node in view.successors(before)
+                        if lowered.nodes[node].container == edge.container and target in view[node]
+                    )
+                    assert lowered.nodes[comm].phase == phase
+                    assert set(view.predecessors(comm)) == {before}, "a phase waits for its own phase only"
             else:
                 assert waits(v[0], u[-1])
             a, b = plan[edge.source].allocation, plan[edge.target].allocation
