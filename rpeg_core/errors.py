@@ -31,6 +31,7 @@ __all__ = [
     "RpegError",
     "SettingsError",
     "TopologyError",
+    "TraceFileError",
     "UnknownKeyError",
     "UnknownModelError",
     "UsageError",
@@ -166,6 +167,13 @@ class PlanFileError(RpegError):
     """A plan file cannot be read, or does not fit its experiment."""
 
     code = "plan-file"
+    exit_code = ExitCode.BAD_INPUT
+
+
+class TraceFileError(RpegError):
+    """A trace file cannot be read or written."""
+
+    code = "trace-file"
     exit_code = ExitCode.BAD_INPUT
 
 

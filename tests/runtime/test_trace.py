@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import attrs
 import pytest
 
+from rpeg_core.errors import TraceFileError
 from rpeg_core.passes.lower import Node, NodeKind
 from rpeg_core.runtime.protocol import Dispatch, Release
 from rpeg_core.runtime.trace import (
@@ -17,11 +19,13 @@ from rpeg_core.runtime.trace import (
     Ended,
     Record,
     Started,
+    Stopped,
     Trace,
-    TraceFileError,
     TraceHeader,
+    TraceWriter,
     Transferred,
     dispatch_records,
+    read_lines,
     release_record,
 )
 from rpeg_core.runtime.window import Window
@@ -94,6 +98,34 @@ def test_a_line_that_is_no_record_is_refused_by_number(
         Trace.read(path)
     assert caught.value.what == f"line 2 of {path} is not a trace record"
     assert fact in str(caught.value)
+
+
+@pytest.mark.parametrize("number", [1, 2, 9, -1])
+def test_a_changed_byte_is_found_where_it_is(trace: Trace, tmp_path: Path, number: int) -> None:
+    path = tmp_path / "run.jsonl"
+    trace.write(path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert all(line.intact for line in read_lines(path))
+    lines[number] = lines[number].replace(b'": ', b'":  ', 1)
+    path.write_bytes(b"".join(lines))
+    changed = [line.number for line in read_lines(path) if not line.intact]
+    assert changed == [number % len(lines) + 1]
+    with pytest.raises(TraceFileError, match="was changed after it was written") as caught:
+        Trace.read(path)
+    assert caught.value.facts == (f"line {changed[0]} does not follow from the lines before it",)
+
+
+def test_a_writer_that_is_left_by_an_exception_does_not_close_the_trace(trace: Trace, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    with contextlib.suppress(KeyError), TraceWriter(path, trace.header) as writer:
+        writer.write(trace.records[0])
+        raise KeyError
+    with pytest.raises(TraceFileError, match="is incomplete"):
+        Trace.read(path)
+    with TraceWriter(path, trace.header) as writer:
+        writer.write(trace.records[0])
+        writer.write(Stopped(1.0, "Ctrl-C"))
+    assert Trace.read(path).records == (trace.records[0], Stopped(1.0, "Ctrl-C"))
 
 
 def test_files_that_are_no_trace(trace: Trace, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ CODES = {
     "GraphError": ("graph", 4),
     "PinError": ("pin", 4),
     "PlanFileError": ("plan-file", 4),
+    "TraceFileError": ("trace-file", 4),
     "NoFeasiblePlanError": ("no-feasible-plan", 1),
     "UsageError": ("usage", 2),
     "SettingsError": ("settings", 2),
