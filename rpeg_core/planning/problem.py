@@ -84,8 +84,10 @@ class StructureProblem:
 
     @functools.cached_property
     def evaluator(self) -> Evaluator:
-        """The evaluator for searching."""
-        return ReadableEvaluator(self)
+        """The evaluator for searching; numba is imported, and compiles once, when it is first asked for."""
+        from rpeg_core.planning.compiled import CompiledEvaluator
+
+        return CompiledEvaluator(self)
 
 
 class ReadableEvaluator:
