@@ -30,6 +30,7 @@ COMMANDS = {
     "list-plugins": ("rpeg_core.cli.list_plugins:command", "List the installed plugins."),
     "show": ("rpeg_core.cli.show:command", "Show what plugins offer, with settings, units and sources."),
     "doctor": ("rpeg_core.cli.doctor:command", "Check this installation."),
+    "check": ("rpeg_core.cli.check:command", "Check that plugins keep the contract of their kind."),
 }
 """Command name to ``module:attribute`` and the line that ``rpeg --help`` shows."""
 

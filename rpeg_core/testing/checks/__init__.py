@@ -1,0 +1,1 @@
+"""What a record must do, kind by kind; :mod:`rpeg_core.testing.conformance` runs these lists."""
