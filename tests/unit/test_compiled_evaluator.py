@@ -21,6 +21,7 @@ from rpeg_plugin_analytical import rpeg_cost_terms
 
 from rpeg_core.costing.batches import Layouts, MemoryBatch, OperatorBatch, TransferBatch
 from rpeg_core.costing.book import ActiveTerm
+from rpeg_core.errors import CostTermError
 from rpeg_core.ir import Rpeg
 from rpeg_core.passes.evaluate import EvaluationOptions
 from rpeg_core.planning.compiled import CompiledEvaluator, kernel
@@ -32,7 +33,7 @@ from rpeg_core.spec.models import Head
 from rpeg_core.spec.public_models import public_model
 from rpeg_core.spec.workload import LengthQuantile, Workload
 from rpeg_core.testing.strategies import rpegs, workloads
-from rpeg_core.testing.toys import active, toy_hardware, toy_ppo, toy_workload
+from rpeg_core.testing.toys import active, toy_hardware, toy_ppo, toy_seconds_term, toy_workload
 
 CHOICES = 6  # per problem
 
@@ -161,13 +162,19 @@ def test_equals_readable_evaluator(problem: StructureProblem, seed: int) -> None
 
 
 def random_problem(
-    rpeg: Rpeg, machine: DeviceSpace, *, workload: Workload | None = None, whole_numbers: bool = True, **options: object
+    rpeg: Rpeg,
+    machine: DeviceSpace,
+    *,
+    workload: Workload | None = None,
+    whole_numbers: bool = True,
+    memory_bytes: int = 1000,
+    **options: object,
 ) -> StructureProblem:
     return build_structure(
         structure=Structure(staleness=()),
         rpeg=rpeg,
         machine=machine,
-        hardware=toy_hardware(),
+        hardware=toy_hardware(memory_bytes=memory_bytes),
         workload=workload or toy_workload(),
         terms=RandomCosts(7, whole_numbers).terms(),
         options=EvaluationOptions(**options),
@@ -215,6 +222,27 @@ def test_choice_that_does_not_exist_is_refused(bad: tuple[int, ...]) -> None:
     problem = random_problem(toy_ppo(), DeviceSpace(racks=1, nodes_per_rack=1, gpus_per_node=4))
     with pytest.raises(IndexError, match="choice"):
         CompiledEvaluator(problem).evaluate(bad)
+
+
+def test_costs_without_any_time_are_refused() -> None:
+    problem = build_structure(
+        structure=Structure(staleness=()),
+        rpeg=toy_ppo(),
+        machine=DeviceSpace(racks=1, nodes_per_rack=1, gpus_per_node=1),
+        hardware=toy_hardware(),
+        workload=toy_workload(),
+        terms=[active(toy_seconds_term({}))],
+        options=EvaluationOptions(),
+    )
+    with pytest.raises(CostTermError, match="0 seconds"):
+        CompiledEvaluator(problem).evaluate((0,) * 6)
+
+
+def test_problem_in_which_nothing_fits_has_an_evaluator() -> None:
+    problem = random_problem(toy_ppo(tau=1), DeviceSpace(racks=1, nodes_per_rack=1, gpus_per_node=4), memory_bytes=1)
+    assert not any(len(candidates) for candidates in problem.candidates)
+    with pytest.raises(IndexError):
+        CompiledEvaluator(problem).evaluate((0,) * 6)
 
 
 QUANTILES = (LengthQuantile(0.5, 96), LengthQuantile(0.85, 192), LengthQuantile(1.0, 384))

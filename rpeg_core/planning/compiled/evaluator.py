@@ -45,17 +45,25 @@ class CompiledEvaluator:
         self._problem = problem
         self.tables = build_tables(problem)
         self.workspace = build_workspace(self.tables)
-        self._counts = np.array([len(c) for c in problem.candidates])
+        self._counts = [len(c) for c in problem.candidates]
+        self._choice = np.zeros((1, len(self._counts)), np.int64)
+        self._result = np.zeros((1, len(RESULT_FIELDS)))
 
     def evaluate(self, choice: Sequence[int]) -> Evaluation:
-        """Evaluate one candidate index per operator, in the graph's operator order."""
-        values = self.evaluate_many(np.array([choice], np.int64))[0]
+        """Evaluate one candidate index per operator, in the graph's operator order. Raises as :meth:`evaluate_many`."""
+        if len(choice) != len(self._counts) or not all(map(_within, choice, self._counts)):
+            raise IndexError(f"choice {tuple(choice)!r} names a candidate that does not exist")
+        self._choice[0] = choice
+        kernel.evaluate_choices(self.tables, self._choice, self.workspace, self._result)
+        makespan, tokens_per_s, peak_ratio, utilization, used = self._result[0].tolist()
+        if makespan <= 0.0:
+            self._explain(choice)
         return Evaluation(
-            makespan_s=float(values[0]),
-            tokens_per_s=float(values[1]),
-            peak_ratio=float(values[2]),
-            utilization=float(values[3]),
-            used_gpus=int(values[4]),
+            makespan_s=makespan,
+            tokens_per_s=tokens_per_s,
+            peak_ratio=peak_ratio,
+            utilization=utilization,
+            used_gpus=int(used),
         )
 
     def evaluate_many(self, choices: Ints) -> Floats:
@@ -63,17 +71,17 @@ class CompiledEvaluator:
 
         Raises:
             IndexError: a choice names a candidate that does not exist.
-        CostTermError: the cost terms give every operator 0 seconds.
+            CostTermError: the cost terms give every operator 0 seconds.
         """
         choices = np.ascontiguousarray(choices, np.int64)
         if choices.ndim != 2 or choices.shape[1] != len(self._counts):
             raise IndexError(f"choices have shape {choices.shape}, allowed: (n, {len(self._counts)})")
-        if len(choices) and ((choices < 0).any() or (choices >= self._counts).any()):
+        if ((choices < 0) | (choices >= self._counts)).any():
             raise IndexError("a choice names a candidate that does not exist")
         results = np.empty((len(choices), len(RESULT_FIELDS)))
         kernel.evaluate_choices(self.tables, choices, self.workspace, results)
         for choice in choices[results[:, 0] <= 0.0]:
-            self._problem.predict(self._problem.plan(choice))  # says what is wrong
+            self._explain(choice)
         return results
 
     def critical_seconds(self, choice: Sequence[int]) -> Floats:
@@ -98,3 +106,11 @@ class CompiledEvaluator:
         number = np.empty(len(sequence), np.int64)
         number[creation] = np.arange(len(sequence))
         return CompiledSchedule(start_s=w.start[created], finish_s=w.finish[created], order=number)
+
+    def _explain(self, choice: Sequence[int]) -> None:
+        """Have the readable evaluator say what is wrong with a choice that takes no time."""
+        self._problem.predict(self._problem.plan(choice))
+
+
+def _within(index: int, count: int) -> bool:
+    return 0 <= index < count

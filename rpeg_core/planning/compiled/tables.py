@@ -277,10 +277,16 @@ def _communication(problem: StructureProblem, sizes: Ints, payload: float) -> Fl
     seconds = np.full((len(sizes), len(sizes), TIERS), np.nan)
     source, target, tier = np.meshgrid(sizes, sizes, np.arange(TIERS), indexing="ij")
     possible = _reachable(problem.book.machine, np.maximum(source, target), tier)
-    seconds[possible] = problem.book.transfer_table(
-        False, np.full(possible.sum(), payload), source[possible], target[possible], tier[possible]
-    ).total
+    payloads = np.full(possible.sum(), payload)
+    seconds[possible] = _transfers(problem, False, payloads, source[possible], target[possible], tier[possible])
     return seconds
+
+
+def _transfers(
+    problem: StructureProblem, reshard: bool, payload: Floats, source: Ints, target: Ints, tier: Ints
+) -> Floats:
+    """Seconds of transfers; cost terms are not asked about none, as when no candidate fits."""
+    return problem.book.transfer_table(reshard, payload, source, target, tier).total if len(payload) else payload
 
 
 def _reachable(machine: DeviceSpace, size: Ints, tier: Ints) -> np.ndarray:
@@ -314,7 +320,7 @@ def _redistribution(problem: StructureProblem, sizes: Ints) -> Floats:
         if op.model is not None:
             container = next(c for c in rpeg.containers if c.model == op.model)
             payload = np.full(len(gpus), float(container.bytes))
-            seconds[v][possible] = book.transfer_table(True, payload, gpus, gpus, tiers).total
+            seconds[v][possible] = _transfers(problem, True, payload, gpus, gpus, tiers)
     return seconds
 
 
@@ -360,12 +366,12 @@ def _overlaps(problem: StructureProblem, sizes: Ints, publications: Ints) -> tup
     target = np.repeat([b for _, b, _ in larger], [n for _, _, n in larger]).astype(np.int64)
     all_payload = np.concatenate(payload)
     seconds = np.full((total, TIERS), np.nan)
-    for tier in range(TIERS if total else 0):
+    for tier in range(TIERS):
         tiers = np.full(total, tier)
         possible = _reachable(book.machine, np.maximum(source, target), tiers)
-        seconds[possible, tier] = book.transfer_table(
-            False, all_payload[possible], source[possible], target[possible], tiers[possible]
-        ).total
+        seconds[possible, tier] = _transfers(
+            problem, False, all_payload[possible], source[possible], target[possible], tiers[possible]
+        )
     return ranges, np.concatenate(shared), seconds
 
 
