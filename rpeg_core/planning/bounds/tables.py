@@ -1,0 +1,296 @@
+"""Flat arrays for the bounds: the candidates of a structure problem as *boxes*.
+
+A box is a set of configurations. Per operator it is one of: a *group*, the candidates on one set of allocations of
+one size; a union of groups, up to all candidates; a group at one start; one candidate. A relaxation sees the least
+time, work and memory in the box. Rows are the layouts of all operators, group after group; allocations matter by
+start only, so that the candidates of a group are its rows times its starts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from rpeg_core.costing.batches import Floats, Ints
+from rpeg_core.planning.compiled import tables as compiled
+from rpeg_core.spec.machine import DeviceSpace
+
+if TYPE_CHECKING:
+    from rpeg_core.planning.problem import StructureProblem
+
+__all__ = ["BoxTables", "build_box_tables"]
+
+NONE = -1
+
+# Columns of BoxTables.operators.
+TRAINS, MODEL, FEEDERS, TRAINER, PAIR_BEFORE, PAIR_SHADOW, ROOT, PUBLISHED = range(8)
+OPERATOR_COLUMNS = 8
+
+# Columns of BoxTables.groups. A union of groups has two PARTS and no rows or starts of its own.
+FEWEST, MOST, SIZE, ROW_FIRST, ROW_STOP, START_FIRST, START_STOP, PART, OTHER_PART = range(9)
+GROUP_COLUMNS = 9
+
+# Columns of BoxTables.rows, .least and .most. SPLIT_WHOLE is the sum of the phases. The first four are
+# times or GPU-seconds, of the whole and of the split operator.
+WHOLE, SPLIT_WHOLE, WORK, SPLIT_WORK, TRAINING_STATE, WEIGHTS, TRANSIENT, PHASES = range(8)
+
+# Columns of BoxTables.edges (data edges) and .publications.
+EDGE_SOURCE, EDGE_TARGET, EDGE_GENERATED, EDGE_TABLE = range(4)
+FROM_TRAINING, TO_SERVING, STEPS_LATER, RIVALS, PUBLICATION_TABLE = range(5)
+
+
+class BoxTables(NamedTuple):
+    """What a box is bounded against; a tuple of arrays for numba."""
+
+    steps: int
+    phases: int
+    gpus: int
+    usable_bytes: float
+    operators: Ints
+    order: Ints  # operators in topological order of the data edges
+    frozen: Ints  # models
+    users: Ints  # models: bit mask of the operators that invoke it
+    groups: Ints
+    rows: Floats  # (layouts, PHASES + phases)
+    row_degrees: Ints
+    least: Floats  # (groups, columns of rows): the least over the group or union
+    most: Floats
+    starts: Ints
+    candidate_first: Ints  # rows: the candidates of a row are candidate[first + start position]
+    candidate: Ints
+    blocks: Ints  # sizes of nested aligned blocks, ascending, each a multiple of the one before
+    swaps: Ints  # (groups, blocks): whether swapping two blocks maps the group's allocations to themselves
+    edges: Ints
+    edge_seconds: Floats
+    edge_least: Floats  # (edges, sizes, sizes): over the tiers that can occur
+    publications: Ints
+    overlap_ranges: Ints
+    overlaps: Ints
+    overlap_seconds: Floats
+    reshard_seconds: Floats
+    gpus_per_node: int
+    gpus_per_rack: int
+
+
+def build_box_tables(
+    problem: StructureProblem, evaluated: compiled.Tables, *, keep_dominated: bool = False
+) -> BoxTables:
+    """Tables of a problem in which every operator has a candidate.
+
+    Args:
+        problem: the structure problem.
+        evaluated: its tables for the compiled evaluator; durations are taken from there.
+        keep_dominated: keep the layouts that need at least as much of everything as another one on the same
+            allocations. Relaxations are monotone in every cost, so that a bound holds without them; schedules are not.
+    """
+    machine, phases = problem.book.machine, evaluated.phases
+    operators = np.full((len(problem.candidates), OPERATOR_COLUMNS), NONE, np.int64)
+    _roles(operators, evaluated)
+    blocks = _blocks(machine)
+    groups = _Groups(blocks)
+    rows, degrees, first, candidate = [], [], [], []
+    for v, candidates in enumerate(problem.candidates):
+        begin = evaluated.operators[v, compiled.FIRST_CANDIDATE]
+        block = evaluated.candidates[begin : begin + len(candidates)]
+        own = []
+        for (size, places), members in sorted(_members(candidates.layout, candidates.start, block).items()):
+            layouts = [(_row(evaluated, block[m[0]], size, phases), block[m[0], compiled.DEGREES], m) for m in members]
+            layouts.sort(key=lambda item: item[0])
+            kept = layouts if keep_dominated else _undominated(layouts, bool(operators[v, PUBLISHED]))
+            own.append(groups.add(size, int(block[members[0][0], compiled.SIZE]), places, len(rows), kept))
+            for costs, degree, indices in kept:
+                rows.append(costs)
+                degrees.append(degree)
+                first.append(len(candidate))
+                candidate.extend(indices)
+        operators[v, ROOT] = groups.unite(own)
+    return BoxTables(
+        steps=evaluated.steps,
+        phases=phases,
+        gpus=evaluated.gpus,
+        usable_bytes=evaluated.usable_bytes,
+        operators=operators,
+        order=evaluated.order,
+        frozen=np.ascontiguousarray(evaluated.models[:, compiled.FROZEN]),
+        users=np.array(
+            [
+                sum(1 << int(v) for v in evaluated.lists[m[compiled.USERS_FIRST] : m[compiled.USERS_STOP]])
+                for m in evaluated.models
+            ],
+            np.int64,
+        ).reshape(-1),
+        groups=np.array(groups.rows, np.int64),
+        rows=np.array(rows),
+        row_degrees=np.array(degrees, np.int64),
+        least=np.array(groups.least),
+        most=np.array(groups.most),
+        starts=np.array(groups.starts, np.int64),
+        candidate_first=np.array(first, np.int64),
+        candidate=np.array(candidate, np.int64),
+        blocks=blocks,
+        swaps=np.array(groups.swaps, np.int64),
+        edges=_edges(evaluated),
+        edge_seconds=evaluated.data_seconds,
+        edge_least=_least_over_tiers(evaluated.data_seconds),
+        publications=_publications(evaluated),
+        overlap_ranges=evaluated.overlap_ranges,
+        overlaps=evaluated.overlaps,
+        overlap_seconds=evaluated.overlap_seconds,
+        reshard_seconds=evaluated.reshard_seconds,
+        gpus_per_node=machine.gpus_per_node,
+        gpus_per_rack=machine.gpus_per_rack,
+    )
+
+
+def _members(layout: Ints, start: Ints, block: np.ndarray) -> dict[tuple[int, tuple[int, ...]], list[list[int]]]:
+    """(GPUs, starts) -> the layouts with exactly these, each as its candidates in the order of the starts."""
+    found: dict[tuple[int, tuple[int, ...]], list[list[int]]] = {}
+    for row in np.unique(layout):
+        indices = np.flatnonzero(layout == row)
+        indices = indices[np.argsort(start[indices], kind="stable")]
+        size = int(block[indices[0], compiled.STOP] - block[indices[0], compiled.START])
+        found.setdefault((size, tuple(start[indices].tolist())), []).append(indices.tolist())
+    return found
+
+
+_Layout = tuple[list[float], int, list[int]]
+
+
+def _undominated(layouts: list[_Layout], degrees_matter: bool) -> list[_Layout]:
+    """Without those that cost at least as much in every column as another one; ``layouts`` are sorted by cost.
+
+    A relaxation sees degrees only where two operators of a trainable model have the same ones.
+    """
+    kept: list[_Layout] = []
+    for costs, degree, indices in layouts:
+        if not any(
+            (other == degree or not degrees_matter) and all(a <= b for a, b in zip(less, costs, strict=True))
+            for less, other, _ in kept
+        ):
+            kept.append((costs, degree, indices))
+    return kept
+
+
+def _row(evaluated: compiled.Tables, candidate: np.ndarray, size: int, phases: int) -> list[float]:
+    costs = evaluated.costs[candidate[compiled.COSTS]]
+    parts = costs[compiled.FIRST_PHASE :].tolist()
+    whole = float(costs[compiled.WHOLE])
+    if any(np.isnan(parts)) or phases < 2:  # never split
+        parts = [whole] + [0.0] * (phases - 1)
+    split = sum(parts)
+    memory = (costs[compiled.TRAINING_STATE], costs[compiled.WEIGHTS], costs[compiled.TRANSIENT])
+    return [whole, split, whole * size, split * size, *map(float, memory), *parts]
+
+
+def _roles(operators: Ints, evaluated: compiled.Tables) -> None:
+    trainers = {int(row[compiled.MODEL]): v for v, row in enumerate(evaluated.operators) if row[compiled.TRAINS]}
+    published = {int(row[compiled.PUBLICATION_TARGET]) for row in evaluated.publications}
+    for v, row in enumerate(evaluated.operators):
+        feeders = evaluated.lists[row[compiled.FEEDERS_FIRST] : row[compiled.FEEDERS_STOP]]
+        operators[v, TRAINS] = row[compiled.TRAINS]
+        operators[v, MODEL] = row[compiled.MODEL]
+        operators[v, FEEDERS] = sum(1 << int(u) for u in set(feeders.tolist()))
+        operators[v, TRAINER] = row[compiled.SHADOW_OF]
+        operators[v, PAIR_BEFORE] = row[compiled.PAIR_BEFORE]
+        operators[v, PAIR_SHADOW] = row[compiled.PAIR_SHADOW]
+        operators[v, PUBLISHED] = v in published or trainers.get(int(row[compiled.MODEL])) == v
+
+
+def _edges(evaluated: compiled.Tables) -> Ints:
+    rows = []
+    for v, operator in enumerate(evaluated.operators):
+        for e in range(operator[compiled.DATA_FIRST], operator[compiled.DATA_STOP]):
+            edge = evaluated.data_edges[e]
+            rows.append((edge[compiled.DATA_SOURCE], v, edge[compiled.DATA_GENERATED], e))
+    return np.array(rows, np.int64).reshape(-1, 4)
+
+
+def _publications(evaluated: compiled.Tables) -> Ints:
+    rows = []
+    for p, row in enumerate(evaluated.publications):
+        rivals = evaluated.lists[row[compiled.RIVALS_FIRST] : row[compiled.RIVALS_STOP]]
+        targets = sum(1 << int(evaluated.publications[r, compiled.PUBLICATION_TARGET]) for r in rivals)
+        ends = row[compiled.PUBLICATION_SOURCE], row[compiled.PUBLICATION_TARGET]
+        rows.append((*ends, row[compiled.SHIFT], targets, p))
+    return np.array(rows, np.int64).reshape(-1, 5)
+
+
+def _least_over_tiers(seconds: Floats) -> Floats:
+    """Of the whole payload, by source and target size; 0 where no two allocations have these sizes."""
+    whole = seconds[:, 0]
+    return np.where(np.isnan(whole).all(axis=-1), 0.0, np.nanmin(np.where(np.isnan(whole), np.inf, whole), axis=-1))
+
+
+def _blocks(machine: DeviceSpace) -> Ints:
+    """1, halves of a node, a node, halves of a rack, a rack, halves of the cluster, the cluster."""
+    sizes = [1]
+    for whole in (machine.gpus_per_node, machine.gpus_per_rack, machine.gpus):
+        while sizes[-1] < whole:
+            ratio = whole // sizes[-1]
+            sizes.append(sizes[-1] * next(d for d in range(2, ratio + 1) if ratio % d == 0))
+    return np.array(sizes, np.int64)
+
+
+class _Groups:
+    """Groups and their unions, as rows of BoxTables.groups."""
+
+    def __init__(self, blocks: Ints) -> None:
+        self.blocks = blocks.tolist()
+        self.rows: list[list[int]] = []
+        self.starts: list[int] = []
+        self.least: list[Floats] = []
+        self.most: list[Floats] = []
+        self.swaps: list[list[bool]] = []
+
+    def add(self, gpus: int, size: int, places: tuple[int, ...], row: int, layouts: list[_Layout]) -> int:
+        """A group whose rows begin at ``row``."""
+        first = len(self.starts)
+        self.starts.extend(places)
+        self.rows.append([gpus, gpus, size, row, row + len(layouts), first, first + len(places), NONE, NONE])
+        costs = np.array([layout[0] for layout in layouts])
+        self.least.append(costs.min(axis=0))
+        self.most.append(costs.max(axis=0))
+        self.swaps.append(_swaps(gpus, places, self.blocks))
+        return len(self.rows) - 1
+
+    def unite(self, members: list[int]) -> int:
+        """The union of groups of ascending size, as a binary tree of unions.
+
+        Groups that allow every swap are kept together, so that places stay interchangeable as long as possible.
+        """
+        if len(members) == 1:
+            return members[0]
+        free = [g for g in members if all(self.swaps[g])]
+        parts = free, [g for g in members if g not in free]
+        if not all(parts):
+            middle = len(members) // 2
+            parts = members[:middle], members[middle:]
+        one, other = self.unite(parts[0]), self.unite(parts[1])
+        fewest = min(self.rows[one][FEWEST], self.rows[other][FEWEST])
+        most = max(self.rows[one][MOST], self.rows[other][MOST])
+        self.rows.append([fewest, most, NONE, 0, 0, 0, 0, one, other])
+        self.least.append(np.minimum(self.least[one], self.least[other]))
+        self.most.append(np.maximum(self.most[one], self.most[other]))
+        self.swaps.append([a and b for a, b in zip(self.swaps[one], self.swaps[other], strict=True)])
+        return len(self.rows) - 1
+
+
+def _swaps(gpus: int, places: tuple[int, ...], blocks: list[int]) -> list[bool]:
+    """Whether two blocks of ``blocks[i]`` inside one of ``blocks[i + 1]`` may be swapped, by i.
+
+    Either each allocation is made of whole larger blocks, or each lies in a smaller block and has its counterpart in
+    every other one of the same larger block.
+    """
+    allowed = []
+    starts, present = np.array(places), set(places)
+    for small, large in itertools.pairwise(blocks):
+        whole = gpus % large == 0 and bool((starts % large == 0).all())
+        inside = bool((starts // small == (starts + gpus - 1) // small).all()) and all(
+            place - place % large + place % small + other in present
+            for place in places
+            for other in range(0, large, small)
+        )
+        allowed.append(whole or inside)
+    return [*allowed, True]
