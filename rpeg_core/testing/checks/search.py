@@ -29,7 +29,7 @@ SECONDS = 0.2
 GRACE_S = 5.0
 """How late a search may return after its seconds are over; generous, for machines that are busy."""
 
-LIMIT_S = 30.0
+LIMIT_S = 15.0
 """A search of a few hundred configurations that has not ended by then is cancelled, and fails."""
 
 AFTER_CANCEL = 10
