@@ -135,6 +135,7 @@ class SearchStrategy:
         guarantee: ``heuristic``, ``baseline`` or ``optimal``.
         run: ``run(problem, budget, settings, progress) -> SearchResult``; must return the best plan found so
             far when ``progress.cancelled`` turns true.
+        prepare: ``prepare(problem)``, called before the clock of ``run`` starts, e.g. to compile kernels.
         settings: attrs class of its settings.
     """
 
@@ -142,6 +143,7 @@ class SearchStrategy:
     summary: str
     guarantee: str
     run: Callable[[Problem, SearchBudget, Any, Progress], SearchResult]
+    prepare: Callable[[Problem], None] | None = None
     settings: type = NoSettings
 
 

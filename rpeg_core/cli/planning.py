@@ -73,6 +73,7 @@ def make_planner(
 def searched(planner: Planner, problem: Problem, registry: Registry, *, verbose: bool = False) -> tuple[Outcome, bool]:
     """Search with progress on stderr; Ctrl-C ends it with the best so far. Returns (outcome, whether it was ended)."""
     with ui.progress("searching") as show:
+        show("getting ready; the first search after an installation compiles the evaluator")
         progress = Progress(_Reporter(planner.experiment, show, verbose=verbose))
         with _interruptible(progress):
             return solve(planner, problem, registry, progress), progress.cancelled

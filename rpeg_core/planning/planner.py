@@ -168,6 +168,9 @@ class Planner:
         seconds = choice.seconds
         if seconds is None and choice.evaluations is None:
             seconds = DEFAULT_SECONDS
+        problem.prepare()
+        if record.prepare is not None:
+            record.prepare(problem)
         return record.run(problem, SearchBudget(seconds=seconds, evaluations=choice.evaluations), settings, progress)
 
     def plan(

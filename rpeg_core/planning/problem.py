@@ -141,6 +141,13 @@ class Problem:
     options: EvaluationOptions
     structures: tuple[StructureProblem, ...]
 
+    def prepare(self) -> None:
+        """Evaluate one configuration, so that compiling or loading the kernels is not part of a timed search."""
+        for structure in self.structures:
+            if structure.empty_operator is None:
+                structure.evaluator.evaluate((0,) * len(structure.candidates))
+                return
+
 
 def build_structure(
     *,
