@@ -19,6 +19,7 @@ from rpeg_core.planning.structures import Structure
 from rpeg_core.records import CostTerm, Target
 from rpeg_core.settings import check_settings_class
 from rpeg_core.spec.machine import Allocation, DeviceSpace
+from rpeg_core.testing.conformance import parametrize_checks
 from rpeg_core.testing.toys import (
     active,
     toy_hardware,
@@ -139,6 +140,11 @@ def test_cancelling() -> None:
     result = run(GREEDY, make_problem(), progress)
     assert (result.evaluations, result.stopped) == (1, "cancelled")
     assert result.best.structure == 0
+
+
+@parametrize_checks(rpeg_search_strategies())
+def test_conforms(check) -> None:
+    check()
 
 
 def test_the_records() -> None:
