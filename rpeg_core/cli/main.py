@@ -27,6 +27,7 @@ COMMANDS = {
     "predict": ("rpeg_core.cli.predict:command", "Time and memory of a plan that the experiment pins."),
     "explain": ("rpeg_core.cli.explain:command", "Show where the time and memory of a plan go."),
     "run": ("rpeg_core.cli.run:command", "Execute a plan and compare its time with the prediction."),
+    "verify": ("rpeg_core.cli.verify:command", "Check that a trace is a run of a plan."),
     "list-plugins": ("rpeg_core.cli.list_plugins:command", "List the installed plugins."),
     "show": ("rpeg_core.cli.show:command", "Show what plugins offer, with settings, units and sources."),
     "doctor": ("rpeg_core.cli.doctor:command", "Check this installation."),
