@@ -90,6 +90,7 @@ def command(
         planning.show_heading(plan)
         planning.show_grid(operator_table(plan.assignments, plan.prediction))
         planning.show_grid(summary.comparison(outcome, plan, planner.hardware.device.memory_bytes))
+        planning.show_certificate(summary.certificate(outcome))
         planning.show_memory(winner.prediction, planner)
         planning.show_chart(winner.prediction)
         ui.print_text(f"\nplan written to {output}\nnext: rpeg explain {output}")

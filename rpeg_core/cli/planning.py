@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import textwrap
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -37,6 +38,7 @@ __all__ = [
     "note_missing_baselines",
     "remedies_for",
     "searched",
+    "show_certificate",
     "show_chart",
     "show_diagnostics",
     "show_grid",
@@ -158,6 +160,12 @@ def show_diagnostics(found: Sequence[LoadedDiagnostic]) -> None:
 def note_missing_baselines(outcome: Outcome) -> None:
     if not outcome.baselines:
         ui.print_note(f"no baselines to compare with; `pip install {BASELINE_DISTRIBUTION}` adds greedy and concurrent")
+
+
+def show_certificate(text: str | None) -> None:
+    """How far from the best the plan can be; folded on a terminal."""
+    if text is not None:
+        ui.print_text("\n" + (textwrap.fill(text, terminal_width()) if ui.is_terminal() else text))
 
 
 def show_heading(plan: Plan, verdict: str = "") -> None:

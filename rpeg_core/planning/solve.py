@@ -15,6 +15,7 @@ import attrs
 from rpeg_core.errors import PluginError, RpegError
 from rpeg_core.passes.evaluate import Prediction
 from rpeg_core.passes.score import Evaluation, Objective
+from rpeg_core.planning.bounds import gap, problem_bound
 from rpeg_core.planning.footprint import least_memory
 from rpeg_core.planning.planner import Planner
 from rpeg_core.planning.problem import Problem, StructureProblem
@@ -61,11 +62,16 @@ class Outcome:
         problem: what was searched.
         contenders: one per strategy that ran.
         winner: the best feasible one, None when nothing fits.
+        gap: how far the winner is below the best possible plan under the model at most, as a share of that; None when
+            nothing fits or the objective has no bound.
+        limit: what keeps plans from being faster, in words.
     """
 
     problem: Problem
     contenders: tuple[Contender, ...]
     winner: Contender | None
+    gap: float | None = None
+    limit: str = ""
 
     @property
     def chosen(self) -> Contender:
@@ -118,7 +124,18 @@ def solve(
     if winner is None:
         contenders.append(_least_memory(problem))
         winner = best(problem.objective, contenders)
-    return Outcome(problem=problem, contenders=tuple(contenders), winner=winner)
+    if winner is None:
+        return Outcome(problem=problem, contenders=tuple(contenders), winner=None)
+    proven = [c.result.gap for c in contenders if c is winner and c.result is not None and c.result.gap is not None]
+    reached = winner.prediction.evaluation.tokens_per_s
+    bound = problem_bound(problem, known_tokens_per_s=reached)
+    return Outcome(
+        problem=problem,
+        contenders=tuple(contenders),
+        winner=winner,
+        gap=min([*proven, *(g for g in [gap(reached, bound)] if g is not None)], default=None),
+        limit=bound.reason,
+    )
 
 
 def only_choice(problem: Problem) -> Solution | None:

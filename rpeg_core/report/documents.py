@@ -30,7 +30,8 @@ def search(outcome: Outcome) -> dict[str, Any]:
         "evaluations": result.evaluations,
         "seconds": result.seconds,
         "stopped": result.stopped,
-        "gap": result.gap,
+        "gap": outcome.gap,
+        "limit": outcome.limit,
         "improvements": [attrs.asdict(improvement) for improvement in result.improvements],
         "baselines": [
             {

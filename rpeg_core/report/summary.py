@@ -9,7 +9,7 @@ from rpeg_core.report import words
 from rpeg_core.report.memory import out_of_memory
 from rpeg_core.report.page import Column, Grid
 
-__all__ = ["comparison", "found_by", "heading", "throughput"]
+__all__ = ["certificate", "comparison", "found_by", "heading", "throughput"]
 
 
 def heading(plan: Plan) -> str:
@@ -26,6 +26,16 @@ def throughput(plan: Plan) -> str:
         f"{words.count(prediction.used_gpus)} of {words.plural(plan.machine.gpus, 'GPU')} used, "
         f"busy {words.percent(prediction.utilization)} of the time"
     )
+
+
+def certificate(outcome: Outcome) -> str | None:
+    """``at most 3.2% below the best possible plan under this model; the limit: ...``, None without a bound."""
+    if outcome.gap is None:
+        return None
+    if outcome.gap == 0.0:
+        return "the best possible plan under this model"
+    below = f"at most {words.percent(outcome.gap)} below the best possible plan under this model"
+    return f"{below}; the limit: {outcome.limit}"
 
 
 def comparison(outcome: Outcome, plan: Plan, capacity_bytes: float) -> Grid:

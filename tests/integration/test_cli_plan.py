@@ -107,6 +107,7 @@ def test_the_report_in_a_pipe_is_complete(rpeg, experiment) -> None:
         assert tuple(map(int, row[2:6])) == (*degrees, assignment.microbatches)
     assert [row[0] for row in ran.table("comparison")] == ["plan", "this plan (concurrent)", "greedy"]
     assert ran.table("peak memory per GPU")[0] == ["GPUs", "peak", "usable", "share", "while"]
+    assert re.search(r"^(at most [\d.]+% below )?the best possible plan under this model", ran.out, re.MULTILINE)
     assert "schedule of the first 3 steps of 8" in ran.out
     assert ran.out.endswith("plan written to plan.json\nnext: rpeg explain plan.json\n")
     assert "\x1b" not in ran.out
