@@ -222,9 +222,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _value_error(
-    label: str, tp: Any, info: _Info, value: object, source: Sequence[str] = ()
-) -> SettingsError:
+def _value_error(label: str, tp: Any, info: _Info, value: object, source: Sequence[str] = ()) -> SettingsError:
     return SettingsError(f"{label} is {value!r}", facts=[*source, f"allowed: {_expected(tp, info)}"])
 
 

@@ -153,9 +153,7 @@ class Installed:
         """Run the command line in a fresh process that finds the plugins of this folder and no others."""
         return self.python("-c", ISOLATED_COMMAND, *arguments, env=env)
 
-    def python(
-        self, *arguments: str, env: Mapping[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]:
+    def python(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """Run Python in a fresh process that finds the distributions of this folder too."""
         path = os.pathsep.join([str(self.path), str(REPOSITORY)])
         environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "200", **(env or {})}

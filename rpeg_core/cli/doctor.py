@@ -73,9 +73,7 @@ def command(context: CommandContext, as_json: bool) -> int:
 def _print_rows(cls: type, rows: list[_PluginRow] | list[_BackendRow]) -> None:
     if rows:
         ui.print_text("")
-        ui.print_table(
-            [field.name for field in attrs.fields(cls)], [attrs.astuple(row, recurse=False) for row in rows]
-        )
+        ui.print_table([field.name for field in attrs.fields(cls)], [attrs.astuple(row, recurse=False) for row in rows])
 
 
 def _machine() -> dict[str, object]:

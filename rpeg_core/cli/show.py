@@ -80,9 +80,7 @@ def _kind(text: str) -> PluginKind:
         if text in (kind.name, kind.plural):
             return kind
     names = [*(kind.name for kind in KINDS), MODEL]
-    raise UsageError(
-        f"there is no kind {text!r}", facts=[f"allowed: {', '.join(names)}"], hint=suggest(text, names)
-    )
+    raise UsageError(f"there is no kind {text!r}", facts=[f"allowed: {', '.join(names)}"], hint=suggest(text, names))
 
 
 def _list(registry: Registry, kind: PluginKind) -> _Page:

@@ -183,6 +183,4 @@ def _duplicate(info: PluginInfo, groups: Mapping[str, list[PluginInfo]]) -> Plug
     if info.status is not Status.AVAILABLE:
         return info
     sources = " and ".join(other.source for other in groups[info.key])
-    return attrs.evolve(
-        info, status=Status.DUPLICATE, message=f"{info.kind} {info.name!r} is offered by {sources}"
-    )
+    return attrs.evolve(info, status=Status.DUPLICATE, message=f"{info.kind} {info.name!r} is offered by {sources}")

@@ -123,9 +123,7 @@ def load_plugin(info: PluginInfo, kind: PluginKind, manager: pluggy.PluginManage
     )
 
 
-def call_hook(
-    manager: pluggy.PluginManager, module: object, hook: str, **arguments: object
-) -> list[list[object]]:
+def call_hook(manager: pluggy.PluginManager, module: object, hook: str, **arguments: object) -> list[list[object]]:
     """What each implementation of ``hook`` in ``module`` alone returns, as a list; None is left out.
 
     Raises:

@@ -197,9 +197,7 @@ class Registry:
         for plugin in plugins:
             if plugin.info.status is not Status.OK and _meant(kind, plugin, name):
                 return _plugin_error(f"{kind.name} {name!r} cannot be used", plugin.info)
-        offered = {
-            label for plugin in plugins for record in plugin.records for label in _labels(kind, record.name)
-        }
+        offered = {label for plugin in plugins for record in plugin.records for label in _labels(kind, record.name)}
         return MissingPluginError(
             f"no installed plugin offers {kind.name} {name!r}",
             facts=[
@@ -233,9 +231,7 @@ def _without_duplicates(kind: PluginKind, plugins: Sequence[LoadedPlugin]) -> tu
     return tuple(_unless_shared(kind, plugin, owners) for plugin in plugins)
 
 
-def _unless_shared(
-    kind: PluginKind, plugin: LoadedPlugin, owners: Mapping[str, list[PluginInfo]]
-) -> LoadedPlugin:
+def _unless_shared(kind: PluginKind, plugin: LoadedPlugin, owners: Mapping[str, list[PluginInfo]]) -> LoadedPlugin:
     claims = sorted({_claim(kind, record.name) for record in plugin.records})
     messages = [
         f"{kind.name} {claim!r} is offered by {' and '.join(info.source for info in owners[claim])}"

@@ -119,9 +119,7 @@ def test_kind_selects_and_an_unknown_kind_is_a_usage_error(installed) -> None:
     assert done.stderr.splitlines()[0] == "error[usage]: 'serch' is not a kind of plugin"
 
 
-@pytest.mark.parametrize(
-    "arguments", [["list-plugins"], ["list-plugins", "--json"], ["--help"], ["--version"]]
-)
+@pytest.mark.parametrize("arguments", [["list-plugins"], ["list-plugins", "--json"], ["--help"], ["--version"]])
 def test_neither_help_nor_list_plugins_imports_a_plugin_or_anything_heavy(installed, arguments) -> None:
     installed.hardware("rpeg-plugin-x1", "x1")
     done = installed.python("-c", IMPORTED.format(arguments=arguments, heavy=HEAVY))
@@ -188,8 +186,7 @@ def test_a_wrong_command_line_has_the_form_of_every_error(arguments, stderr, cap
         (
             ZeroDivisionError("division by zero"),
             70,
-            "error[internal]: ZeroDivisionError: division by zero\n"
-            "hint: set RPEG_DEBUG=1 for the traceback\n",
+            "error[internal]: ZeroDivisionError: division by zero\nhint: set RPEG_DEBUG=1 for the traceback\n",
         ),
         (KeyboardInterrupt(), 130, "interrupted\n"),
     ],

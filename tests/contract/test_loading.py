@@ -120,9 +120,7 @@ def test_an_entry_point_must_name_a_module(installed) -> None:
     info.write_text("[rpeg.hardware]\nx1 = fake_module:rpeg_hardware\n")
     registry = installed.registry()
     registry.load("hardware")
-    assert registry.plugins()[0].message == (
-        "its entry point names 'fake_module:rpeg_hardware'; it must name a module"
-    )
+    assert registry.plugins()[0].message == ("its entry point names 'fake_module:rpeg_hardware'; it must name a module")
 
 
 def test_two_entry_points_of_one_kind_may_not_name_the_same_module(installed) -> None:
@@ -168,8 +166,7 @@ BAD_SEARCH = {
     ),
     "settings without help": (
         {"more": ", settings=attrs.make_class('Settings', {'seed': attrs.field(default=0, type=int)})"},
-        "SearchStrategy 's': Settings.seed has no help text; "
-        "define it with rpeg_core.setting(default, help=...)",
+        "SearchStrategy 's': Settings.seed has no help text; define it with rpeg_core.setting(default, help=...)",
     ),
 }
 

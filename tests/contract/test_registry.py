@@ -248,9 +248,7 @@ def test_installing_a_package_that_adds_a_term_to_a_cost_model_of_another_change
     installed.costs("intruder", "extra", "toy.c")
     with pytest.raises(PluginError) as caught:
         installed.registry().cost_terms(["toy"])
-    assert (
-        caught.value.facts[2] == "reason: cost 'toy' is offered by intruder 0.1.0 and rpeg-plugin-toy 0.1.0"
-    )
+    assert caught.value.facts[2] == "reason: cost 'toy' is offered by intruder 0.1.0 and rpeg-plugin-toy 0.1.0"
 
 
 def test_cost_terms_follow_the_selection_then_the_name_each_once(installed) -> None:
@@ -285,9 +283,7 @@ def test_naming_a_term_of_a_broken_cost_plugin_makes_its_failure_the_error(insta
 
 
 def observer(installed, name: str, *, body: str = "pass", check: str = "return []"):
-    module = installed.add(
-        f"rpeg-plugin-{name}", "rpeg.hardware", name, OBSERVER.format(body=body, check=check)
-    )
+    module = installed.add(f"rpeg-plugin-{name}", "rpeg.hardware", name, OBSERVER.format(body=body, check=check))
     return lambda: sys.modules[module].seen
 
 
@@ -308,9 +304,7 @@ def test_observers_of_a_plugin_that_is_not_used_are_not_called(installed) -> Non
     first = observer(installed, "first")
     source = "\n@hookimpl\ndef rpeg_search_strategies():\n    return 3\n"
     observer(installed, "second")
-    module = installed.add(
-        "rpeg-plugin-s", "rpeg.search", "s", OBSERVER.format(body="pass", check="pass") + source
-    )
+    module = installed.add("rpeg-plugin-s", "rpeg.search", "s", OBSERVER.format(body="pass", check="pass") + source)
     registry = installed.registry()
     registry.load("hardware")
     registry.load("search")

@@ -41,9 +41,7 @@ def test_each_class_prints_its_code_then_facts_then_hint(name: str) -> None:
 
 
 def test_every_subclass_has_its_own_code_and_is_in_the_table_above() -> None:
-    classes = [
-        value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, RpegError)
-    ]
+    classes = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, RpegError)]
     assert {cls.__name__ for cls in classes} - {"RpegError"} == set(CODES)
     codes = [cls.code for cls in classes]
     assert sorted(set(codes)) == sorted(codes)

@@ -407,9 +407,7 @@ def test_text_of_a_bad_value():
     with pytest.raises(ModelConfigError) as caught:
         model_from_config({**LLAMA_CONFIG, "vocab_size": "32k"}, "toy", "toy/config.json")
     assert str(caught.value) == (
-        "error[model-config]: key 'vocab_size' is '32k'\n"
-        "  config: toy/config.json\n"
-        "  allowed: an integer >= 1"
+        "error[model-config]: key 'vocab_size' is '32k'\n  config: toy/config.json\n  allowed: an integer >= 1"
     )
 
 
@@ -551,9 +549,7 @@ def test_config_is_found_by_file_and_by_folder(tmp_path):
     assert load_model("other.json", base_dir=tmp_path).name == "other"
 
 
-@pytest.mark.parametrize(
-    ("text", "what"), [("{", "cannot be read as JSON"), ("[1]", "holds list, not a JSON object")]
-)
+@pytest.mark.parametrize(("text", "what"), [("{", "cannot be read as JSON"), ("[1]", "holds list, not a JSON object")])
 def test_unreadable_config_is_refused(tmp_path, text, what):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ModelConfigError, match=what):

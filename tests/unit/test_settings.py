@@ -88,9 +88,7 @@ def test_values_of_files_and_text_of_the_command_line_are_read_alike(
     ],
 )
 def test_a_value_that_is_not_allowed_is_named_with_what_is(name: str, value: object, allowed: str) -> None:
-    assert error_text(**{name: value}) == (
-        f"error[settings]: settings.toy.{name} is {value!r}\n  allowed: {allowed}"
-    )
+    assert error_text(**{name: value}) == (f"error[settings]: settings.toy.{name} is {value!r}\n  allowed: {allowed}")
 
 
 def test_an_unknown_name_is_an_error_with_a_suggestion() -> None:
@@ -104,13 +102,9 @@ def test_an_unknown_name_is_an_error_with_a_suggestion() -> None:
 def test_the_origin_of_a_wrong_value_is_named() -> None:
     override = parse_override("toy.seed=-3")
     with pytest.raises(SettingsError) as caught:
-        build_settings(
-            Toy, {override.name: override.text}, where="settings.toy", origins={"seed": override.origin}
-        )
+        build_settings(Toy, {override.name: override.text}, where="settings.toy", origins={"seed": override.origin})
     assert str(caught.value) == (
-        "error[settings]: settings.toy.seed is '-3'\n"
-        "  from: --set toy.seed=-3\n"
-        "  allowed: an integer of at least 0"
+        "error[settings]: settings.toy.seed is '-3'\n  from: --set toy.seed=-3\n  allowed: an integer of at least 0"
     )
 
 
@@ -136,9 +130,7 @@ def test_a_check_across_fields_keeps_its_message() -> None:
 
 def test_describe_gives_name_type_value_unit_origin_and_help() -> None:
     rows = describe(Toy, build(seconds=5), {"seconds": "a.yaml"})
-    assert rows[1] == SettingRow(
-        name="seconds", type="float", value=5.0, unit="s", origin="a.yaml", help="Budget."
-    )
+    assert rows[1] == SettingRow(name="seconds", type="float", value=5.0, unit="s", origin="a.yaml", help="Budget.")
     assert [(row.name, row.type, row.origin) for row in rows if row.name != "seconds"] == [
         ("seed", "int", "default"),
         ("polish", "bool", "default"),
@@ -151,9 +143,7 @@ def test_describe_gives_name_type_value_unit_origin_and_help() -> None:
 
 
 def test_an_override_of_a_cost_term_keeps_the_dot_in_its_name() -> None:
-    assert parse_override("analytical.gemm.scale = 2=3") == Override(
-        target="analytical.gemm", name="scale", text="2=3"
-    )
+    assert parse_override("analytical.gemm.scale = 2=3") == Override(target="analytical.gemm", name="scale", text="2=3")
 
 
 @pytest.mark.parametrize("text", ["seed=3", "annealing.seed", ".seed=3", "annealing.=3", ""])

@@ -97,4 +97,3 @@ def test_nobody_wins_when_nothing_fits_and_the_closest_is_known() -> None:
     assert best(Objective(), field) is None
     assert closest(field).name == "near"
     assert closest([NOTHING]) is None
-

@@ -44,9 +44,7 @@ def scaling_term(work: Mapping[tuple[str, str], float], *, overhead_s: float = 0
         seconds = work.get((batch.model.name, batch.role.value), 0.0) / batch.layouts.gpus
         return seconds + overhead_s * (batch.layouts.pipeline + batch.layouts.tensor)
 
-    return CostTerm(
-        name="toy.scaling", summary="scales", target=Target.OPERATOR, quantity="work", function=function
-    )
+    return CostTerm(name="toy.scaling", summary="scales", target=Target.OPERATOR, quantity="work", function=function)
 
 
 def structure(
@@ -126,9 +124,7 @@ def test_concurrent_places_3_and_4_nodes_in_a_rack_of_8() -> None:
     pins = {"actor_training": Pin(data=4), "critic_training": Pin(data=3)}
     problem = structure((1, 8, 1), prompts=12, work=work, pins=pins)
     choice = concurrent(problem)
-    allocations = [
-        problem.candidates[i].assignment(choice[i]).allocation for i in (TRAIN_ACTOR, TRAIN_CRITIC)
-    ]
+    allocations = [problem.candidates[i].assignment(choice[i]).allocation for i in (TRAIN_ACTOR, TRAIN_CRITIC)]
     assert allocations == [Allocation(4, 8), Allocation(0, 3)]
 
 
@@ -152,9 +148,7 @@ def test_colocated_is_the_fastest_layout_on_all_gpus() -> None:
     problem = structure((1, 2, 2), prompts=16)
     choice = colocated(problem)
     for index, candidate in enumerate(choice):
-        assignments = [
-            problem.candidates[index].assignment(c) for c in range(len(problem.candidates[index]))
-        ]
+        assignments = [problem.candidates[index].assignment(c) for c in range(len(problem.candidates[index]))]
         seconds = problem.seconds(index)
         everywhere = [c for c, a in enumerate(assignments) if a.allocation == Allocation(0, 4)]
         assert candidate in everywhere

@@ -35,9 +35,7 @@ def _scaling(batch: OperatorBatch) -> np.ndarray:
     return 12.0 / batch.layouts.gpus + batch.layouts.tensor + batch.layouts.pipeline
 
 
-SCALING = CostTerm(
-    name="toy.scaling", summary="scales", target=Target.OPERATOR, quantity="work", function=_scaling
-)
+SCALING = CostTerm(name="toy.scaling", summary="scales", target=Target.OPERATOR, quantity="work", function=_scaling)
 
 
 def make_problem(

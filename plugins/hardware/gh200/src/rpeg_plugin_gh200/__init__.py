@@ -68,9 +68,7 @@ _NON_GEMM = (
     "paper's model validation (Lp = 512, Lr = 128, 7B); without sequence parallelism tensor parallelism "
     "does not divide them"
 )
-_REFERENCE_BATCH = (
-    "B_cal of non_gemm_layer_s, a choice: the smallest microbatch that rule P5 of the paper admits"
-)
+_REFERENCE_BATCH = "B_cal of non_gemm_layer_s, a choice: the smallest microbatch that rule P5 of the paper admits"
 
 _NON_GEMM_BYTES = 10 * 8 * 640 * 4096 * 2
 

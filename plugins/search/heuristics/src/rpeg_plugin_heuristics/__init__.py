@@ -30,9 +30,7 @@ class Settings:
     )
 
 
-def _run(
-    start: Start, problem: Problem, budget: SearchBudget, settings: Settings, progress: Progress
-) -> SearchResult:
+def _run(start: Start, problem: Problem, budget: SearchBudget, settings: Settings, progress: Progress) -> SearchResult:
     """Evaluate ``start`` for every structure; a handful of evaluations, so the budget is not needed."""
     incumbent = Incumbent(problem.objective)
     chosen = [
@@ -58,15 +56,11 @@ def _run(
     return incumbent.result(evaluations, "finished")
 
 
-def _greedy(
-    problem: Problem, budget: SearchBudget, settings: Settings, progress: Progress
-) -> SearchResult:
+def _greedy(problem: Problem, budget: SearchBudget, settings: Settings, progress: Progress) -> SearchResult:
     return _run(colocated, problem, budget, settings, progress)
 
 
-def _concurrent(
-    problem: Problem, budget: SearchBudget, settings: Settings, progress: Progress
-) -> SearchResult:
+def _concurrent(problem: Problem, budget: SearchBudget, settings: Settings, progress: Progress) -> SearchResult:
     return _run(concurrent, problem, budget, settings, progress)
 
 
