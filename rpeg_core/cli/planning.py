@@ -197,8 +197,9 @@ def show_chart(prediction: Prediction) -> None:
     """The Gantt chart of the first steps."""
     picture = gantt.chart(prediction)
     ui.print_text("")
-    if not ui.is_terminal():
-        ui.print_text("\n".join([picture.heading, *gantt.ascii_lines(picture, width=PIPE_WIDTH)]))
+    if not ui.has_colour():
+        width = terminal_width() if ui.is_terminal() else PIPE_WIDTH
+        ui.print_text("\n".join([picture.heading, *gantt.ascii_lines(picture, width=width)]))
         return
     from rich.console import Group
     from rich.text import Text

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "escape",
+    "has_colour",
     "is_terminal",
     "print_error",
     "print_fields",
@@ -40,6 +42,11 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 def is_terminal(stream: TextIO | None = None) -> bool:
     """Whether ``stream`` (default: stdout) is a terminal."""
     return (stream or sys.stdout).isatty()
+
+
+def has_colour() -> bool:
+    """Whether stdout is a terminal that shows colours; https://no-color.org switches them off."""
+    return is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def escape(text: object) -> str:
