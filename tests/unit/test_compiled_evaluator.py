@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import attrs
+import numba
 import numpy as np
 import pytest
 import rpeg_plugin_dpo
@@ -324,6 +325,14 @@ def test_second_process_compiles_nothing(tmp_path: Path) -> None:
     assert runs[0][0] == runs[1][0]
     assert int(runs[0][1]) > 0
     assert runs[1][1] == "0"
+
+
+def test_cached_code_of_another_version_is_not_used() -> None:
+    problem = random_problem(toy_ppo(), DeviceSpace(racks=1, nodes_per_rack=1, gpus_per_node=4))
+    tables = CompiledEvaluator(problem).tables
+    other = tables._replace(fingerprint=np.zeros(0, [("kernel_of_another_version", np.uint8)]))
+    assert numba.typeof(tables) == numba.typeof(CompiledEvaluator(problem).tables)
+    assert numba.typeof(tables) != numba.typeof(other)
 
 
 def test_without_a_place_for_the_cache_it_compiles_for_the_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,16 +8,14 @@ off. What makes it fast:
 * slots are made in topological order, so ranks need no sort;
 * GPUs that no operator tells apart are one segment, and operators carry the time at which their GPUs are free.
 
-The functions call each other and live in one file, because numba's cache notices changes of that file only. A module
-that compiles and caches a function of its own around :func:`evaluate_choice` must depend on
-:data:`KERNEL_FINGERPRINT`, e.g. by closing over it, or an upgrade of rpeg-core leaves the old code inside.
+The entry points are cached on disk. What they call is not: it is inside their machine code, and a cache of its own
+would outlive a change of the columns it reads. When this package changes, :data:`KERNEL_FINGERPRINT`, which is part of
+the types of :class:`Tables` and :class:`Workspace`, outdates every cached function over them, also in other modules.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numba
@@ -44,6 +42,7 @@ from rpeg_core.planning.compiled.tables import (
     FROM,
     FROZEN,
     IS_OP,
+    KERNEL_FINGERPRINT,
     KIND,
     LABEL,
     LAST_NODE,
@@ -91,11 +90,6 @@ from rpeg_core.planning.compiled.tables import (
 
 __all__ = ["KERNEL_FINGERPRINT", "critical_seconds", "evaluate_choice", "evaluate_choices", "jit"]
 
-KERNEL_FINGERPRINT = hashlib.sha256(
-    b"".join(Path(__file__).with_name(name).read_bytes() for name in ("kernel.py", "tables.py"))
-).hexdigest()
-"""Changes whenever the compiled code or the arrays it reads do."""
-
 # How a pair of operators (Stage 3) or a publication (Stage 4) is lowered.
 NOTHING, PRECEDE, MOVE, REDISTRIBUTE, INSTALLED = range(5)
 
@@ -107,15 +101,18 @@ OP_LABEL, DATA_LABEL, PAIR_LABEL, PUBLICATION_LABEL = (kind * LABELS for kind in
 SIGN_BIT = np.int64(-(2**63))
 
 
+OPTIONS = {"nogil": True, "error_model": "numpy"}
+
+
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile with the options of the kernel; cached on disk, or for this process where no folder is writable."""
-    options = {"nogil": True, "error_model": "numpy"}
+    """Compile with a cache on disk, or for this process alone where no folder is writable."""
     try:
-        return numba.njit(cache=True, **options)(function)
+        return numba.njit(cache=True, **OPTIONS)(function)
     except RuntimeError:  # numba found no place for its cache
-        return numba.njit(**options)(function)
+        return numba.njit(**OPTIONS)(function)
 
 
+helper = numba.njit(**OPTIONS)
 inlined = numba.njit(inline="always")
 """For helpers of the innermost loops, which cost less than a call."""
 
@@ -155,7 +152,7 @@ def evaluate_choice(t, choice, w):
 # Placement
 
 
-@jit
+@helper
 def _place(t, choice, w):
     """Look the candidates up; segments and neighbours of their allocations. Returns the number of segments."""
     candidates, operators = t.candidates, t.operators
@@ -187,7 +184,7 @@ def _place(t, choice, w):
     return count - 1
 
 
-@jit
+@helper
 def _insert(bounds, count, value):
     """Insert into the ascending first ``count`` entries unless present; returns the new count."""
     place = count
@@ -201,17 +198,17 @@ def _insert(bounds, count, value):
     return count + 1
 
 
-@jit
+@helper
 def _same_allocation(placed, u, v):
     return placed[u, START] == placed[v, START] and placed[u, STOP] == placed[v, STOP]
 
 
-@jit
+@helper
 def _same_degrees(placed, u, v):
     return placed[u, DEGREES] == placed[v, DEGREES]
 
 
-@jit
+@helper
 def _tier(placed, u, v):
     """The slowest tier that the allocations of two operators span together."""
     if min(placed[u, FIRST_NODE], placed[v, FIRST_NODE]) == max(placed[u, LAST_NODE], placed[v, LAST_NODE]):
@@ -224,7 +221,7 @@ def _tier(placed, u, v):
 # Lowering to the template of one step
 
 
-@jit
+@helper
 def _lower(t, w):
     """Slots, their seconds and the edges between them, in ``w``; returns the number of slots."""
     w.counts[EDGE_COUNT] = 0
@@ -237,7 +234,7 @@ def _lower(t, w):
     return slots
 
 
-@jit
+@helper
 def _split(t, w):
     """Which operators become one node per length phase (Stage 1), and what each Stage 3 pair needs."""
     operators, lists, placed, disjoint = t.operators, t.lists, w.placed, w.disjoint
@@ -262,7 +259,7 @@ def _split(t, w):
             placed[v, PAIR_KIND] = NOTHING if _same_degrees(placed, u, v) else REDISTRIBUTE
 
 
-@jit
+@helper
 def _publish(t, w):
     """Stage 4: decide every publication and make its transfer. They only wait for earlier steps, so they come first."""
     publications, lists, reshard_seconds = t.publications, t.lists, t.reshard_seconds
@@ -298,7 +295,7 @@ def _publish(t, w):
     return count
 
 
-@jit
+@helper
 def _publication_seconds(ranges, overlaps, seconds, placed, p, u, v):
     shared = max(0, min(placed[u, STOP], placed[v, STOP]) - max(placed[u, START], placed[v, START]))
     a, b = placed[u, SIZE], placed[v, SIZE]
@@ -308,7 +305,7 @@ def _publication_seconds(ranges, overlaps, seconds, placed, p, u, v):
     return np.nan
 
 
-@jit
+@helper
 def _connect_publications(t, w):
     publications, placed, published, edges, counts = t.publications, w.placed, w.published, w.edges, w.counts
     for p in range(publications.shape[0]):
@@ -323,7 +320,7 @@ def _connect_publications(t, w):
             _edge(edges, counts, slot, first, 0)
 
 
-@jit
+@helper
 def _instantiate(t, w, count):
     """Stages 1 to 3, operator by operator: the transfers into it, its nodes, and their edges."""
     operators, data_edges, data_seconds, costs = t.operators, t.data_edges, t.data_seconds, t.costs
@@ -386,7 +383,7 @@ def _instantiate(t, w, count):
     return count
 
 
-@jit
+@helper
 def _slot(slots, count, v, source, is_op, since, label):
     slots[count, OPERATOR] = v
     slots[count, SOURCE] = source
@@ -396,7 +393,7 @@ def _slot(slots, count, v, source, is_op, since, label):
     return count + 1
 
 
-@jit
+@helper
 def _edge(edges, counts, source, target, steps_later):
     count = counts[EDGE_COUNT]
     edges[count, FROM] = source
@@ -405,7 +402,7 @@ def _edge(edges, counts, source, target, steps_later):
     counts[EDGE_COUNT] = count + 1
 
 
-@jit
+@helper
 def _group_by_source(w, count):
     """Successors of each slot, from the list of edges."""
     slots, edges, successors, edge_count = w.slots, w.edges, w.successors, w.counts[EDGE_COUNT]
@@ -427,7 +424,7 @@ def _group_by_source(w, count):
 # Scheduling
 
 
-@jit
+@helper
 def _rank(t, w, count):
     """Downstream ranks, and the urgency by which ties in the earliest start are broken.
 
@@ -459,7 +456,7 @@ def _rank(t, w, count):
             urgency[node] = bits[node] + (SIGN_BIT if slots[s, IS_OP] else 0)
 
 
-@jit
+@helper
 def _schedule(t, w, count, segments):
     """Greedy list scheduling; returns the makespan.
 
@@ -559,7 +556,7 @@ def _precedes(urgency, slots, a, s, b, r):
 # Memory and use of the cluster
 
 
-@jit
+@helper
 def _peak(t, w, segments):
     """Peak bytes of the fullest GPU."""
     operators, models, lists, costs = t.operators, t.models, t.lists, t.costs
@@ -596,12 +593,12 @@ def _peak(t, w, segments):
     return peak
 
 
-@jit
+@helper
 def _on(placed, v, segment):
     return placed[v, SEGMENT_FIRST] <= segment < placed[v, SEGMENT_STOP]
 
 
-@jit
+@helper
 def _used(w, segments):
     """GPUs that some operator is placed on."""
     placed, bounds = w.placed, w.bounds
@@ -635,7 +632,7 @@ def critical_seconds(w, total):
             place -= 1
 
 
-@jit
+@helper
 def _blocks(w, count, other, node):
     """Whether ``other``, scheduled before ``node``, ends when it starts and made it wait."""
     if w.finish[other] != w.start[node]:

@@ -8,8 +8,10 @@ numba's compile time grows with the number of arrays.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -22,7 +24,16 @@ from rpeg_core.spec.machine import DeviceSpace, Tier
 if TYPE_CHECKING:
     from rpeg_core.planning.problem import StructureProblem
 
-__all__ = ["Tables", "Workspace", "build_tables", "build_workspace"]
+__all__ = ["KERNEL_FINGERPRINT", "Tables", "Workspace", "build_tables", "build_workspace"]
+
+KERNEL_FINGERPRINT = hashlib.sha256(
+    b"".join(Path(__file__).with_name(name).read_bytes() for name in ("kernel.py", "tables.py"))
+).hexdigest()
+"""Changes with the compiled code and with the arrays it reads.
+
+Numba's cache on disk looks at the file of the cached function and at the types of its arguments only. As part of those,
+the fingerprint outdates every cached function over :class:`Tables` or :class:`Workspace`, in whatever file it is.
+"""
 
 # Columns of Tables.candidates. Sixteen 4-byte columns are one cache line per candidate.
 START, STOP, FIRST_NODE, LAST_NODE, FIRST_RACK, LAST_RACK, SIZE, DEGREES, COSTS = range(9)
@@ -104,6 +115,7 @@ class Tables(NamedTuple):
     overlap_ranges: Ints  # (publications, source size, target size, first and stop row of overlaps)
     overlaps: Ints  # GPUs shared by source and target
     overlap_seconds: Floats  # (overlaps, tier)
+    fingerprint: np.ndarray  # empty; its dtype names KERNEL_FINGERPRINT, see there
 
 
 class Workspace(NamedTuple):
@@ -138,6 +150,7 @@ class Workspace(NamedTuple):
     available: Floats  # by operator: when its GPUs are free
     busy: Floats  # by segment
     resident: Ints  # by model: whether a serving copy stays on the segment
+    fingerprint: np.ndarray  # as in Tables
 
 
 def build_tables(problem: StructureProblem) -> Tables:
@@ -178,6 +191,7 @@ def build_tables(problem: StructureProblem) -> Tables:
         overlaps=overlaps,
         overlap_seconds=overlap_seconds,
         lists=np.array([*lists, NONE], np.int64),  # never empty
+        fingerprint=np.zeros(0, [(f"kernel_{KERNEL_FINGERPRINT}", np.uint8)]),
     )
 
 
@@ -436,4 +450,5 @@ def build_workspace(tables: Tables) -> Workspace:
         available=floats(operators),
         busy=floats(2 * operators + 2),
         resident=ints(len(tables.models)),
+        fingerprint=tables.fingerprint,
     )
