@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 PLUGINS = $(sort $(wildcard plugins/*/*/pyproject.toml))
 READY   = $(VENV)/.ready
 
-.PHONY: setup demo test test-slow lint bench docs clean
+.PHONY: setup demo test test-slow lint format clean
 
 setup: $(READY)
 
@@ -22,14 +22,17 @@ demo: setup
 	$(BIN)/rpeg run build/demo/plan.json --backend simulator --trace build/demo/trace.jsonl
 
 test: setup
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check --quiet .
 	$(BIN)/pytest -n 2 --dist loadfile -m "not slow"
 
 test-slow: setup
 	$(BIN)/pytest -n 2 --dist loadfile
 
 lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
