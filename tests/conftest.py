@@ -163,7 +163,7 @@ class Installed:
             cwd=self.path,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=400,
             check=False,
         )
 

@@ -118,7 +118,7 @@ def _identity(loaded: LoadedRecord) -> dict[str, object]:
 
 def _details(record: Any) -> dict[str, object]:
     """The fields of a record that are neither code, settings nor shown already."""
-    skipped = {"name", "summary", "settings", "roles"}
+    skipped = {"name", "summary", "settings", "roles", "run", "prepare"}
     return {
         field.name: _text(value)
         for field in attrs.fields(type(record))

@@ -142,7 +142,7 @@ class Environment:
             env={**clean, "PIP_CONFIG_FILE": os.devnull},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=400,
             check=False,
         )
 
