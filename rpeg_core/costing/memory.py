@@ -93,7 +93,7 @@ def _segment(rpeg: Rpeg, plan: ExecutionPlan, book: CostBook, gpus: Allocation) 
     for op in here:
         transient = _bytes(book, plan, op.name, MemoryKind.TRANSIENT)
         kinds = {MemoryKind.TRANSIENT}
-        if op.model is not None and op.model not in resident:
+        if op.model not in resident:
             transient = transient + _bytes(book, plan, op.name, MemoryKind.WEIGHTS)
             kinds.add(MemoryKind.WEIGHTS)
         if worst is None or transient > worst_bytes:

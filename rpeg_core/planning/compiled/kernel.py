@@ -586,7 +586,7 @@ def _peak(t, w, segments):
         for v in range(operators.shape[0]):
             if _on(placed, v, s):
                 transient = costs[placed[v, COSTS], TRANSIENT]
-                if operators[v, MODEL] != NONE and not resident[operators[v, MODEL]]:
+                if operators[v, MODEL] == NONE or not resident[operators[v, MODEL]]:
                     transient = transient + costs[placed[v, COSTS], WEIGHTS]
                 worst = max(worst, transient)
         peak = max(peak, persistent + worst)
