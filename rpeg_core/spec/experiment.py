@@ -27,13 +27,17 @@ __all__ = ["Cluster", "Experiment", "SearchChoice", "load_experiment", "parse_ex
 
 @attrs.frozen(kw_only=True)
 class Cluster:
-    """``cluster:``. ``gpus_per_node`` None takes the profile's; ``memory_gb`` overrides its GPU memory (10^9 B)."""
+    """``cluster:``. ``gpus_per_node`` None takes the profile's; ``memory_gb`` overrides its GPU memory (10^9 B).
+
+    ``price_per_gpu_hour`` (US dollars) overrides the profile's price.
+    """
 
     hardware: str
     racks: int = 1
     nodes_per_rack: int = 1
     gpus_per_node: int | None = None
     memory_gb: float | None = None
+    price_per_gpu_hour: float | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -273,14 +277,15 @@ def _lengths(section: _Section, base_dir: Path) -> tuple[LengthQuantile, ...]:
 
 
 def _cluster(section: _Section) -> Cluster:
-    section.only("hardware", "racks", "nodes_per_rack", "gpus_per_node", "memory_gb")
-    memory = section.get("memory_gb")
+    section.only("hardware", "racks", "nodes_per_rack", "gpus_per_node", "memory_gb", "price_per_gpu_hour")
+    memory, price = section.get("memory_gb"), section.get("price_per_gpu_hour")
     return Cluster(
         hardware=section.text("hardware"),
         racks=section.integer("racks", 1, minimum=1),
         nodes_per_rack=section.integer("nodes_per_rack", 1, minimum=1),
         gpus_per_node=None if section.get("gpus_per_node") is None else section.integer("gpus_per_node", minimum=1),
         memory_gb=None if memory is None else section.number("memory_gb", above=0.0),
+        price_per_gpu_hour=None if price is None else section.number("price_per_gpu_hour", above=0.0),
     )
 
 

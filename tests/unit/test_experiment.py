@@ -71,7 +71,14 @@ FULL = {
         "bytes_per_element": 4,
         "shared_prefix": True,
     },
-    "cluster": {"hardware": "h100", "racks": 2, "nodes_per_rack": 3, "gpus_per_node": 8, "memory_gb": 80.5},
+    "cluster": {
+        "hardware": "h100",
+        "racks": 2,
+        "nodes_per_rack": 3,
+        "gpus_per_node": 8,
+        "memory_gb": 80.5,
+        "price_per_gpu_hour": 2.5,
+    },
     "structure": {"staleness": [0, 2], "actor_critic_sharing": [False, True], "fusion": True},
     "objective": {
         "kind": "cost_per_token",
@@ -195,6 +202,11 @@ def test_files_are_taken_from_the_folder_of_the_experiment(tmp_path) -> None:
             "error[experiment]: workload.response_lengths: cannot read no.csv\n"
             "  No such file or directory\n"
             "  allowed: a list of [fraction, tokens] pairs, or a CSV file with the columns fraction,tokens",
+        ),
+        (
+            "cluster.price_per_gpu_hour",
+            0,
+            "error[experiment]: cluster.price_per_gpu_hour is 0\n  allowed: a number > 0",
         ),
         ("cluster.memory_gb", -1, "error[experiment]: cluster.memory_gb is -1\n  allowed: a number > 0"),
         (
