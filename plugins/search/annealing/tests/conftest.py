@@ -5,8 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import attrs
 import numpy as np
 import pytest
+from rpeg_plugin_annealing import chain_kernel as kernel
+from rpeg_plugin_annealing import islands
 
 from rpeg_core.costing.batches import OperatorBatch
 from rpeg_core.ir import Rpeg
@@ -46,26 +49,35 @@ def _scaling(batch: OperatorBatch) -> np.ndarray:
     return seconds + 0.2 * layouts.tensor + 0.15 * layouts.pipeline + 0.01 * layouts.microbatches
 
 
-SCALING = CostTerm(
-    name="toy.scaling", summary="scales", target=Target.OPERATOR, quantity="work", function=_scaling
-)
+SCALING = CostTerm(name="toy.scaling", summary="scales", target=Target.OPERATOR, quantity="work", function=_scaling)
 
 
-class FakeEvaluator:
-    """Answers with a function of the choice; remembers what it was asked."""
+class Watch:
+    """What a run evaluated, and by whom.
 
-    def __init__(self, structure: StructureProblem, answer: Callable[[Sequence[int]], Evaluation]) -> None:
-        self.asked: list[tuple[int, ...]] = []
-        self.critical_asked = 0
-        self._operators, self._answer = len(structure.candidates), answer
+    Attributes:
+        batches: rows evaluated together, by the tables of their structure, in order.
+        islands: every island that ran, by the tables of its structure.
+    """
 
-    def evaluate(self, choice: Sequence[int]) -> Evaluation:
-        self.asked.append(tuple(choice))
-        return self._answer(choice)
+    def __init__(self) -> None:
+        self.batches: dict[int, list[np.ndarray]] = {}
+        self.islands: dict[int, dict[int, kernel.Island]] = {}
 
-    def critical_seconds(self, choice: Sequence[int]) -> np.ndarray:
-        self.critical_asked += 1
-        return np.eye(self._operators)[0]
+    def count(self, structure: StructureProblem) -> int:
+        """Evaluations of a structure."""
+        tables = id(structure.evaluator.tables)
+        found = self.islands.get(tables, {}).values()
+        return sum(map(len, self.batches.get(tables, ()))) + sum(int(i.counts[kernel.EVALUATIONS]) for i in found)
+
+    def rows(self, structure: StructureProblem) -> list[tuple[int, ...]]:
+        """Batches of a structure, row by row."""
+        return [tuple(row) for batch in self.batches[id(structure.evaluator.tables)] for row in batch.tolist()]
+
+    def cached(self, structure: StructureProblem) -> list[set[tuple[int, ...]]]:
+        """What each island of a structure knows."""
+        islands = self.islands[id(structure.evaluator.tables)].values()
+        return [{tuple(row) for row in (i.keys[i.keys[:, 0] > 0] - 1).tolist()} for i in islands]
 
 
 class Toys:
@@ -116,22 +128,12 @@ class Toys:
     def mini(self, taus: Sequence[int] = (0, 1), **options: object) -> Problem:
         """Two operators on 4 GPUs, once per staleness: some thousand configurations."""
         objective = options.pop("objective", None)
-        return self.problem(
-            *(self.structure(toy_mini(tau=tau), **options) for tau in taus), objective=objective
-        )
+        return self.problem(*(self.structure(toy_mini(tau=tau), **options) for tau in taus), objective=objective)
 
     def ppo(self, taus: Sequence[int] = (0, 1), **options: object) -> Problem:
         """Six operators on two nodes of 2 GPUs."""
         options = {"machine": (1, 2, 2), **options}
         return self.problem(*(self.structure(toy_ppo(tau=tau), **options) for tau in taus))
-
-    def fake(
-        self, structure: StructureProblem, answer: Callable[[Sequence[int]], Evaluation]
-    ) -> FakeEvaluator:
-        """Put a fake evaluator in place of the structure's own."""
-        evaluator = FakeEvaluator(structure, answer)
-        structure.__dict__["evaluator"] = evaluator
-        return evaluator
 
     def evaluation(self, tokens_per_s: float, peak_ratio: float = 0.5) -> Evaluation:
         """An evaluation with these two numbers."""
@@ -144,6 +146,38 @@ class Toys:
         for index, structure in enumerate(problem.structures):
             for choice in itertools.product(*(range(len(c)) for c in structure.candidates)):
                 yield Solution(index, choice), structure.evaluator.evaluate(choice)
+
+
+@pytest.fixture
+def watch(monkeypatch) -> Watch:
+    """Watches every evaluation of the test's searches."""
+    seen, batch, run = Watch(), islands.evaluate_choices, kernel.run_island
+
+    def evaluate_choices(t, choices, w, results):
+        seen.batches.setdefault(id(t), []).append(choices.copy())
+        batch(t, choices, w, results)
+
+    def run_island(t, w, hood, policy, island, limit, stop):
+        seen.islands.setdefault(id(t), {})[id(island.keys)] = island
+        return run(t, w, hood, policy, island, limit, stop)
+
+    monkeypatch.setattr(islands, "evaluate_choices", evaluate_choices)
+    monkeypatch.setattr(kernel, "run_island", run_island)
+    return seen
+
+
+@pytest.fixture
+def fake_batches(monkeypatch):
+    """Let a function of the choice answer whatever is evaluated outside islands; it returns an Evaluation."""
+
+    def put(answer: Callable[[tuple[int, ...]], Evaluation]) -> None:
+        def evaluate_choices(t, choices, w, results):
+            for choice, row in zip(choices.tolist(), results, strict=True):
+                row[:] = attrs.astuple(answer(tuple(choice)))
+
+        monkeypatch.setattr(islands, "evaluate_choices", evaluate_choices)
+
+    return put
 
 
 @pytest.fixture(scope="session")

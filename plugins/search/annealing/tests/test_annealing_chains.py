@@ -1,181 +1,197 @@
-"""Chains: acceptance, starts, restarts, hard memory, cooling."""
+"""The compiled chains against a readable version of the same policy with the same random numbers."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from random import Random
 
 import attrs
+import numpy as np
 import pytest
 from rpeg_plugin_annealing import Settings
-from rpeg_plugin_annealing.chains import StructureSearch, accepts
-from rpeg_plugin_annealing.directory import build_directories
-from rpeg_plugin_annealing.ledger import AllowanceSpentError, Ledger
-from rpeg_plugin_annealing.seeds import baseline_starts
+from rpeg_plugin_annealing import chain_kernel as kernel
+from rpeg_plugin_annealing.islands import new_island, policy_of
+from rpeg_plugin_annealing.moves_kernel import draw, draw_lean, fraction, propose
+from rpeg_plugin_annealing.neighbourhood import build_neighbourhood
 
-from rpeg_core.planning.search import Progress, SearchBudget
+from rpeg_core.passes.score import Evaluation, Objective
 from rpeg_core.planning.starts import colocated, concurrent
 from rpeg_core.testing.toys import toy_ppo
 
-
-def search(toys, structure, settings, *, evaluations=300):
-    """Search ``structure`` without splits until the evaluations are spent; returns the ledger."""
-    settings = attrs.evolve(settings, split_starts=False)
-    problem = toys.problem(structure)
-    budget = SearchBudget(evaluations=evaluations)
-    ledger = Ledger(problem, budget, Progress())
-    ledger.allow(0, budget)
-    directories = build_directories(structure, microbatch_tuning=settings.microbatch_tuning)
-    with pytest.raises(AllowanceSpentError):
-        StructureSearch(ledger, structure, directories, (), settings, Random(settings.seed)).run()
-    return ledger
+STATE = {("actor", "training"): 1300.0, ("critic", "training"): 700.0}  # about a third of the plans do not fit
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def ppo(toys):
-    return toys.structure(toy_ppo(), machine=(1, 2, 4), state={})
+    return toys.structure(toy_ppo(), machine=(1, 2, 4), state=STATE)
 
 
-class Recorder(Random):
-    """Counts draws."""
+class Readable:
+    """One island as the README describes it."""
 
-    drawn = 0
+    def __init__(self, structure, hood, settings, objective, seed, starts) -> None:
+        self.structure, self.hood, self.settings, self.objective = structure, hood, settings, objective
+        self.policy = policy_of(settings, objective)
+        self.random = np.array([seed], np.uint64)
+        self.starts = list(starts)
+        self.known: dict[tuple[int, ...], Evaluation] = {}
+        self.best_tokens_per_s = 0.0
+        self.elites: list[tuple[tuple[int, ...], Evaluation]] = []
 
-    def random(self) -> float:
-        self.drawn += 1
-        return super().random()
+    def score(self, evaluation: Evaluation) -> float:
+        return self.objective.penalized(evaluation, self.best_tokens_per_s)
 
+    def run(self, evaluations: int) -> None:
+        self.limit = evaluations
+        try:
+            while True:
+                self.chain()
+        except StopIteration:
+            return
 
-def test_improvements_are_always_accepted() -> None:
-    random = Recorder(0)
-    assert all(accepts(10.0, proposed, 1e-9, random) for proposed in (10.0, 10.1, 1e6))
-    assert accepts(0.0, 0.0, 0.1, random)
-    assert random.drawn == 0
+    def evaluate(self, choice: tuple[int, ...]) -> Evaluation:
+        if choice not in self.known:
+            if len(self.known) == self.limit:
+                raise StopIteration
+            evaluation = self.known[choice] = self.structure.evaluator.evaluate(choice)
+            if evaluation.feasible:
+                self.best_tokens_per_s = max(self.best_tokens_per_s, evaluation.tokens_per_s)
+                self.offer(choice, evaluation)
+        return self.known[choice]
 
+    def offer(self, choice: tuple[int, ...], evaluation: Evaluation) -> None:
+        """Up to K_elite in the order of arrival; a new one takes the place of the worst."""
+        scores = [self.score(known) for _, known in self.elites]
+        if self.score(evaluation) in scores:
+            return
+        if len(scores) < self.settings.elites:
+            self.elites.append((choice, evaluation))
+        elif self.score(evaluation) > min(scores):
+            self.elites[scores.index(min(scores))] = choice, evaluation
 
-@pytest.mark.parametrize(("current", "proposed"), [(100.0, 95.0), (1e-30, 0.95e-30)])
-def test_worse_ones_are_accepted_by_relative_loss(current: float, proposed: float) -> None:
-    """5 % worse at temperature 0.05: exp(-1), whatever the scale."""
-    random = Random(0)
-    share = sum(accepts(current, proposed, 0.05, random) for _ in range(20_000)) / 20_000
-    assert share == pytest.approx(math.exp(-1), abs=0.01)
+    def start(self) -> tuple[tuple[int, ...], float]:
+        settings, operators = self.settings, range(len(self.structure.candidates))
+        if self.starts:
+            return self.starts.pop(0), settings.temperature_initial
+        if not settings.warm_restarts:
+            return tuple(draw(self.hood, v, self.random) for v in operators), settings.temperature_initial
+        if not self.elites:
+            return tuple(draw_lean(self.hood, v, self.random) for v in operators), settings.temperature_initial
+        return self.elites[int(fraction(self.random) * len(self.elites))][0], settings.temperature_warm
 
-
-def test_the_first_chain_starts_from_the_concurrent_baseline(toys, ppo) -> None:
-    """A score that only the baselines reach: the first round's proposals are neighbours of the concurrent one."""
-    evaluator = toys.fake(ppo, lambda choice: toys.evaluation(1.0 / (1 + sum(choice))))
-    search(toys, ppo, Settings(pair_moves=False), evaluations=8)
-    start = concurrent(ppo)
-    assert evaluator.asked[:2] == [start, colocated(ppo)]
-    for asked in evaluator.asked[2:5]:
-        assert sum(a != b for a, b in zip(asked, start, strict=True)) == 1
-
-
-def test_starts_are_within_the_directories(toys) -> None:
-    """With fixed microbatches the baselines are computed among the candidates that have them."""
-    structure = toys.structure(toy_ppo(), machine=(1, 2, 4), prompts=64, state={})
-    directories = build_directories(structure, microbatch_tuning=False)
-    for start in baseline_starts(structure, directories):
-        assert all(c in directory.indices for c, directory in zip(start, directories, strict=True))
-    assert baseline_starts(structure, build_directories(structure, microbatch_tuning=True)) == (
-        concurrent(structure),
-        colocated(structure),
-    )
-
-
-def test_the_baselines_bound_the_result_from_below(toys, ppo) -> None:
-    ledger = search(toys, ppo, Settings(), evaluations=2)
-    best = max(ppo.evaluator.evaluate(start(ppo)).tokens_per_s for start in (concurrent, colocated))
-    assert ledger.incumbent.value == best
-
-
-def test_without_a_baseline_the_start_uses_little_memory(toys) -> None:
-    """One GPU: the operators of a group cannot be disjoint; nothing is feasible in the fake."""
-    structure = toys.structure(toy_ppo(), machine=(1, 1, 1), state={})
-    assert concurrent(structure) is None
-    evaluator = toys.fake(structure, lambda choice: toys.evaluation(1.0, peak_ratio=2.0))
-    directories = build_directories(structure, microbatch_tuning=True)
-    assert baseline_starts(structure, directories) == (colocated(structure),)
-    problem = toys.problem(structure)
-    ledger = Ledger(problem, SearchBudget(evaluations=50), Progress())
-    ledger.allow(0, SearchBudget(evaluations=50))
-    StructureSearch(ledger, structure, directories, (), Settings(), Random(0)).run()  # 1 configuration
-    assert set(evaluator.asked) == {(0,) * 6}
-
-
-@pytest.mark.parametrize("warm", [True, False])
-def test_warm_restarts(toys, ppo, warm: bool) -> None:
-    """One plan is by far the best: warm chains stay within one move of it, cold ones start anywhere."""
-    best = concurrent(ppo)
-    evaluator = toys.fake(ppo, lambda choice: toys.evaluation(100.0 if choice == best else 1.0))
-    settings = Settings(
-        warm_restarts=warm, pair_moves=False, elites=1, temperature_initial=1e-6, temperature_warm=1e-5
-    )
-    search(toys, ppo, settings, evaluations=120)
-    distances = [
-        sum(a != b for a, b in zip(choice, best, strict=True)) for choice in evaluator.asked[2:]
-    ]
-    assert (max(distances) <= 1) is warm
-
-
-def test_restarts_are_warmer(toys, ppo, monkeypatch) -> None:
-    """The first chain runs at t_init, the others at t_warm."""
-    temperatures = []
-
-    def never(current, proposed, temperature, random):
-        temperatures.append(temperature)
-        return False
-
-    monkeypatch.setattr("rpeg_plugin_annealing.chains.accepts", never)
-    search(toys, ppo, Settings(temperature_initial=0.125, temperature_warm=0.5, stagnation=4))
-    lengths = [(t, len(list(group))) for t, group in itertools.groupby(temperatures)]
-    assert lengths[0] == (0.125, 4)
-    assert {t for t, _ in lengths[1:]} == {0.5}
+    def chain(self) -> None:
+        settings = self.settings
+        choice, temperature = self.start()
+        current = self.evaluate(choice)
+        rejected = 0
+        while rejected < settings.stagnation:
+            if len(self.known) == self.limit:
+                raise StopIteration
+            proposals = np.zeros((settings.proposals, len(choice)), np.int64)
+            critical = self.structure.evaluator.critical_seconds(choice)
+            count = propose(self.hood, self.policy, np.array(choice), critical, proposals, self.random)
+            evaluated = [(tuple(row), self.evaluate(tuple(row))) for row in proposals[:count].tolist()]
+            if not settings.soft_memory_penalty:
+                evaluated = [item for item in evaluated if item[1].feasible]
+            rejected += 1
+            if evaluated:
+                best = max(evaluated, key=lambda item: self.score(item[1]))
+                before, after = self.score(current), self.score(best[1])
+                if after >= before or fraction(self.random) < math.exp((after - before) / (before * temperature)):
+                    rejected = rejected if after == before else 0
+                    choice, current = best
+            if settings.cooling == "geometric":
+                temperature = max(settings.temperature_min, temperature * settings.cooling_factor)
 
 
 @pytest.mark.parametrize(
-    ("cooling", "expected"), [("constant", [0.4] * 5), ("geometric", [0.4, 0.2, 0.1, 0.06, 0.06])]
+    "options",
+    [
+        {},
+        {"pair_moves": False},
+        {"warm_restarts": False},
+        {"critical_path_selection": False},
+        {"soft_memory_penalty": False},
+        {"cooling": "geometric", "cooling_factor": 0.5, "temperature_min": 1e-3},
+        {"local_move_probability": 0.0},
+        {"proposals": 1, "stagnation": 3, "elites": 1},
+        {"temperature_initial": 0.5, "temperature_warm": 2.0},
+    ],
+    ids=lambda options: ", ".join(f"{name}={value}" for name, value in options.items()) or "defaults",
 )
-def test_cooling(toys, ppo, monkeypatch, cooling: str, expected: list[float]) -> None:
-    temperatures = []
-
-    def never(current, proposed, temperature, random):
-        temperatures.append(temperature)
-        return False
-
-    monkeypatch.setattr("rpeg_plugin_annealing.chains.accepts", never)
-    settings = Settings(
-        temperature_initial=0.4, cooling=cooling, cooling_factor=0.5, temperature_min=0.06, stagnation=5
-    )
-    search(toys, ppo, settings)
-    assert temperatures[:5] == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("soft", [True, False])
-def test_soft_memory_penalty(toys, ppo, soft: bool) -> None:
-    """Infeasible plans are a little faster, and their penalty is small: the soft search walks into them."""
-    feasible = concurrent(ppo)
-    evaluator = toys.fake(
-        ppo, lambda c: toys.evaluation(1.0) if c == feasible else toys.evaluation(3.0, peak_ratio=1.01)
-    )
-    search(toys, ppo, Settings(soft_memory_penalty=soft, pair_moves=False), evaluations=100)
-    distances = [sum(a != b for a, b in zip(choice, feasible, strict=True)) for choice in evaluator.asked]
-    assert (max(distances[2:]) > 1) is soft
+@pytest.mark.parametrize("kind", Objective.KINDS)
+def test_the_compiled_chains_are_the_readable_ones(ppo, options, kind: str) -> None:
+    """Called in pieces, as between rounds; the same choices are evaluated and the same elites found."""
+    settings, objective = Settings(**options), Objective(kind=kind, max_throughput_loss=0.3)
+    hood = build_neighbourhood(ppo, [np.arange(len(c)) for c in ppo.candidates])
+    starts = [concurrent(ppo), colocated(ppo)]
+    island = new_island(6, settings, np.uint64(5), 4096)
+    island = island._replace(starts=np.array(starts))
+    island.counts[kernel.STARTS] = len(starts)
+    policy, stop = policy_of(settings, objective), np.zeros(1, np.int64)
+    evaluator = ppo.evaluator
+    assert kernel.run_island(evaluator.tables, evaluator.workspace, hood, policy, island, 700, stop) == kernel.SPENT
+    readable = Readable(ppo, hood, settings, objective, 5, starts)
+    readable.run(700)
+    rows = island.keys[:, 0] > 0
+    assert {tuple(row) for row in (island.keys[rows] - 1).tolist()} == set(readable.known)
+    for key, row in zip((island.keys[rows] - 1).tolist(), island.values[rows].tolist(), strict=True):
+        assert tuple(row) == attrs.astuple(readable.known[tuple(key)])
+    count = island.counts[kernel.ELITES]
+    assert [tuple(row) for row in island.elite_choices[:count].tolist()] == [choice for choice, _ in readable.elites]
+    nearest = min(evaluation.peak_ratio for evaluation in readable.known.values())
+    assert island.numbers[kernel.NEAREST] == nearest == readable.known[tuple(island.nearest.tolist())].peak_ratio
 
 
-def test_a_plateau_ends_a_chain(toys, ppo) -> None:
-    """All plans score alike: a chain moves, but ends after ``stagnation`` rounds of up to K_x proposals."""
-    evaluator = toys.fake(ppo, lambda choice: toys.evaluation(1.0))
-    search(toys, ppo, Settings(stagnation=5, proposals=2, pair_moves=False), evaluations=400)
-    start = concurrent(ppo)
-    distances = [sum(a != b for a, b in zip(choice, start, strict=True)) for choice in evaluator.asked]
-    assert 1 < max(distances) <= 5
-    assert len(evaluator.asked) == 400
+def test_a_chain_continues_where_it_ended(ppo) -> None:
+    """In one go, and in pieces that end between rounds."""
+    settings = Settings(proposals=1)
+    hood = build_neighbourhood(ppo, [np.arange(len(c)) for c in ppo.candidates])
+    evaluator, policy, stop = ppo.evaluator, policy_of(settings, Objective()), np.zeros(1, np.int64)
+
+    def run(*limits: int) -> kernel.Island:
+        island = new_island(6, settings, np.uint64(9), 4096)
+        for limit in limits:
+            kernel.run_island(evaluator.tables, evaluator.workspace, hood, policy, island, limit, stop)
+        return island
+
+    whole, pieces = run(500), run(1, 2, 3, 100, 500)
+    assert np.array_equal(whole.keys, pieces.keys)
+    assert np.array_equal(whole.choice, pieces.choice)
 
 
-def test_critical_seconds_are_asked_once_per_state(toys, ppo) -> None:
-    evaluator = toys.fake(ppo, lambda choice: toys.evaluation(1.0 if choice == concurrent(ppo) else 0.5))
-    settings = Settings(critical_path_probability=1.0, pair_moves=False, temperature_initial=1e-6, stagnation=9999)
-    search(toys, ppo, settings, evaluations=12)
-    assert evaluator.critical_asked == 1
+@pytest.mark.parametrize("kind", Objective.KINDS)
+@pytest.mark.parametrize("loss", [0.0, 0.1, 0.5])
+def test_scores_are_those_of_the_objective(kind: str, loss: float) -> None:
+    random = np.random.default_rng(0)
+    objective = Objective(kind=kind, max_throughput_loss=loss)
+    rows = random.uniform(0.2, 1.0, (200, 5)) * [1.0, 1000.0, 1.5, 1.0, 64.0]
+    rows[:, 4] = np.ceil(rows[:, 4])
+    best = float(rows[:, 1].max()) * 0.9
+    expected = [
+        objective.penalized(Evaluation(**dict(zip(FIELDS, row[:4].tolist(), strict=True)), used_gpus=int(row[4])), best)
+        for row in rows
+    ]
+    assert kernel.scores(objective, rows, best).tolist() == pytest.approx(expected, rel=1e-14)
+
+
+FIELDS = ("makespan_s", "tokens_per_s", "peak_ratio", "utilization")
+
+
+def test_a_full_cache_is_reported(ppo) -> None:
+    settings = Settings()
+    hood = build_neighbourhood(ppo, [np.arange(len(c)) for c in ppo.candidates])
+    island = new_island(6, settings, np.uint64(1), 256)
+    evaluator, stop = ppo.evaluator, np.zeros(1, np.int64)
+    policy = policy_of(settings, Objective())
+    assert kernel.run_island(evaluator.tables, evaluator.workspace, hood, policy, island, 10_000, stop) == kernel.FULL
+    assert 128 - 7 <= island.counts[kernel.CACHED] <= 128
+
+
+def test_an_island_stops_when_told(ppo) -> None:
+    settings = Settings()
+    hood = build_neighbourhood(ppo, [np.arange(len(c)) for c in ppo.candidates])
+    island = new_island(6, settings, np.uint64(1), 256)
+    evaluator, stop = ppo.evaluator, np.ones(1, np.int64)
+    policy = policy_of(settings, Objective())
+    status = kernel.run_island(evaluator.tables, evaluator.workspace, hood, policy, island, 10_000, stop)
+    assert (status, island.counts[kernel.EVALUATIONS]) == (kernel.INTERRUPTED, 0)

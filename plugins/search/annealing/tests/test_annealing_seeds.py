@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
 from rpeg_plugin_annealing import ANNEALING, Settings
 from rpeg_plugin_annealing.directory import build_directories
-from rpeg_plugin_annealing.seeds import MOST_SPLITS, Split, splits, splits_of_parts
+from rpeg_plugin_annealing.islands import Islands
+from rpeg_plugin_annealing.seeds import MOST_SPLITS, Split, baseline_starts, splits, splits_of_parts
 
 from rpeg_core.planning.search import Progress, SearchBudget
+from rpeg_core.planning.starts import colocated, concurrent
 from rpeg_core.spec.machine import Allocation
 from rpeg_core.testing.toys import toy_ppo
 
@@ -80,8 +81,18 @@ def test_splits_are_limited(toys) -> None:
     assert len(splits(build_directories(structure, microbatch_tuning=True), 128)) <= MOST_SPLITS
 
 
-def test_the_search_reaches_a_plan_of_three_parts(toys, ppo) -> None:
-    """Apart from it and the split in two that leads there, all plans score alike: no chain finds its way."""
+def starts_of(toys, structure, monkeypatch, **settings) -> list[tuple[int, ...]]:
+    """Where the first chains start, in order."""
+    found: list[tuple[int, ...]] = []
+    monkeypatch.setattr(Islands, "start_at", lambda self, choices: found.extend(choices))
+    ANNEALING.run(
+        toys.problem(structure), SearchBudget(evaluations=3000), Settings(polish=False, **settings), Progress()
+    )
+    return found
+
+
+def test_chains_start_from_a_split_in_three(toys, ppo, monkeypatch, fake_batches) -> None:
+    """Apart from it and the split in two that leads there, all plans score alike."""
     target = [Allocation(0, 2), *[Allocation(4, 8)] * 4, Allocation(2, 4)]
     halves = [Allocation(0, 4), *[Allocation(4, 8)] * 4, Allocation(0, 4)]
 
@@ -89,18 +100,44 @@ def test_the_search_reaches_a_plan_of_three_parts(toys, ppo) -> None:
         places = allocations(ppo, choice)
         return toys.evaluation(100.0 if places == target else 2.0 if places == halves else 1.0)
 
-    toys.fake(ppo, answer)
-    budget = SearchBudget(evaluations=3000)
-    values = {
-        on: ANNEALING.run(toys.problem(ppo), budget, Settings(split_starts=on, polish=False), Progress()).evaluation
-        for on in (True, False)
-    }
-    assert values[True].tokens_per_s == 100.0
-    assert values[False].tokens_per_s < 100.0
+    fake_batches(answer)
+    found = starts_of(toys, ppo, monkeypatch)
+    assert found[0] == concurrent(ppo)
+    assert allocations(ppo, found[1]) == target
+    assert allocations(ppo, found[2]) == halves
+    assert starts_of(toys, ppo, monkeypatch, split_starts=False) == [concurrent(ppo)]
 
 
-def test_infeasible_splits_are_starts_too(toys, ppo) -> None:
+def test_infeasible_splits_are_starts_too(toys, ppo, monkeypatch, fake_batches) -> None:
     """With nothing feasible among the seeds, the least penalized splits lead the chains."""
-    evaluator = toys.fake(ppo, lambda choice: toys.evaluation(1.0, peak_ratio=1.5 + 0.01 * (sum(choice) % 7)))
-    ANNEALING.run(toys.problem(ppo), SearchBudget(evaluations=1500), Settings(), Progress())
-    assert np.all([len(choice) == 6 for choice in evaluator.asked])
+    fake_batches(lambda choice: toys.evaluation(1.0, peak_ratio=1.5 + 0.01 * (sum(choice) % 7)))
+    found = starts_of(toys, ppo, monkeypatch)
+    assert [sum(choice) % 7 for choice in found[1:]] == [0, 1, 2]
+
+
+def test_the_first_chain_starts_from_the_concurrent_baseline(toys, ppo, monkeypatch, watch) -> None:
+    found = starts_of(toys, ppo, monkeypatch)
+    assert found[0] == concurrent(ppo)
+    assert watch.rows(ppo)[:2] == [concurrent(ppo), colocated(ppo)]
+    rank = {choice: ppo.evaluator.evaluate(choice).tokens_per_s for choice in watch.rows(ppo)}
+    assert rank[found[1]] == max(rank[choice] for choice in watch.rows(ppo)[2:])
+
+
+def test_starts_are_within_the_directories(toys) -> None:
+    """With fixed microbatches the baselines are computed among the candidates that have them."""
+    structure = toys.structure(toy_ppo(), machine=(1, 2, 4), prompts=64, state={})
+    directories = build_directories(structure, microbatch_tuning=False)
+    for start in baseline_starts(structure, directories):
+        assert all(c in directory for c, directory in zip(start, directories, strict=True))
+    assert baseline_starts(structure, build_directories(structure, microbatch_tuning=True)) == (
+        concurrent(structure),
+        colocated(structure),
+    )
+
+
+def test_one_gpu_has_no_concurrent_baseline(toys) -> None:
+    """The operators of a group cannot be disjoint."""
+    structure = toys.structure(toy_ppo(), machine=(1, 1, 1), state={})
+    assert concurrent(structure) is None
+    directories = build_directories(structure, microbatch_tuning=True)
+    assert baseline_starts(structure, directories) == (colocated(structure),)

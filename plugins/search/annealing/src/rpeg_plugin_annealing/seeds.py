@@ -12,12 +12,10 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import attrs
-import numpy as np
 
 from rpeg_core.planning import starts
 from rpeg_core.planning.problem import StructureProblem
-from rpeg_plugin_annealing.directory import Directory
-from rpeg_plugin_annealing.moves import Choice
+from rpeg_plugin_annealing.directory import Choice, Directory
 
 __all__ = ["Split", "baseline_starts", "splits", "splits_of_parts"]
 
@@ -37,7 +35,7 @@ class Split:
 
 def baseline_starts(structure: StructureProblem, directories: Sequence[Directory]) -> tuple[Choice, ...]:
     """The concurrent and the colocated baseline within the directories, without those that do not exist."""
-    allowed = [np.array(directory.indices) for directory in directories]
+    allowed = [directory.indices for directory in directories]
     within = attrs.evolve(
         structure, candidates=tuple(c.take(kept) for c, kept in zip(structure.candidates, allowed, strict=True))
     )

@@ -30,6 +30,12 @@ class Settings:
         minimum=0.0,
         maximum=1.0,
     )
+    local_move_probability: float = setting(
+        0.5,
+        help="Share of single moves' neighbours that keep the layout, the place or about the size (not in the paper).",
+        minimum=0.0,
+        maximum=1.0,
+    )
     stagnation: int = setting(10, help="Rejections in a row that end a chain (w_stag).", minimum=1)
     elites: int = setting(3, help="Feasible plans kept as starts of later chains (K_elite).", minimum=1)
     temperature_initial: float = setting(
@@ -38,28 +44,24 @@ class Settings:
     temperature_warm: float = setting(
         0.04, help="Temperature of chains that start from an elite plan (t_warm).", minimum=1e-9
     )
+    islands: int = setting(4, help="Chains side by side; the result depends on it, not on the cores.", minimum=1)
+    allocation: Literal["even", "promising"] = setting(
+        "promising", help="Structures share the budget evenly, as in the paper, or by what a first pass found."
+    )
     split_starts: bool = setting(
         True, help="Also start chains from the best splits of the cluster in two parts (not in the paper)."
     )
     polish_share: float = setting(
         0.2, help="Largest share of the budget that is kept for the polish.", minimum=0.0, maximum=0.9
     )
-    microbatch_tuning: bool = setting(
-        True, help="A3: choose microbatches; off: Pp of them, 2 Pp for training."
-    )
+    microbatch_tuning: bool = setting(True, help="A3: choose microbatches; off: Pp of them, 2 Pp for training.")
     pair_moves: bool = setting(True, help="A4: moves of GPUs between two operators.")
     warm_restarts: bool = setting(True, help="A5: later chains start from an elite plan; off: at random.")
-    critical_path_selection: bool = setting(
-        True, help="A6: prefer operators on the critical path; off: all alike."
-    )
+    critical_path_selection: bool = setting(True, help="A6: prefer operators on the critical path; off: all alike.")
     polish: bool = setting(True, help="A7: coordinate descent from the best plan at the end.")
     soft_memory_penalty: bool = setting(
         True, help="A8: walk through plans that exceed memory at a penalty; off: reject them."
     )
-    cooling: Literal["constant", "geometric"] = setting(
-        "constant", help="A9: the temperature within a chain."
-    )
-    cooling_factor: float = setting(
-        0.97, help="Factor per round with geometric cooling.", minimum=1e-6, maximum=1.0
-    )
+    cooling: Literal["constant", "geometric"] = setting("constant", help="A9: the temperature within a chain.")
+    cooling_factor: float = setting(0.97, help="Factor per round with geometric cooling.", minimum=1e-6, maximum=1.0)
     temperature_min: float = setting(1e-4, help="Floor of geometric cooling.", minimum=1e-9)

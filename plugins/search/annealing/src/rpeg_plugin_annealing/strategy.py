@@ -1,139 +1,156 @@
-"""The run: structures one after the other, then polish, within one budget (paper, A-J2i, Algorithm 7)."""
+"""The run: structures share one budget, the best plan is polished (paper, A-J2i, Algorithm 7).
+
+*Allocation* **[choice]**: the paper splits the time evenly over the structures. By default only the first 30 % are;
+then the structures are ranked by the value of their best plan, and each gets half as much as the one before it.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from random import Random
 
 import numpy as np
 
 from rpeg_core.errors import UsageError
 from rpeg_core.planning.assignment import ExecutionPlan
 from rpeg_core.planning.problem import Problem, StructureProblem
-from rpeg_core.planning.search import Progress, SearchBudget, SearchResult
-from rpeg_plugin_annealing.chains import StructureSearch
-from rpeg_plugin_annealing.directory import Directory, build_directories
-from rpeg_plugin_annealing.ledger import AllowanceSpentError, Ledger
-from rpeg_plugin_annealing.moves import Choice
-from rpeg_plugin_annealing.polish import polish
+from rpeg_core.planning.search import Progress, SearchBudget, SearchResult, Solution
+from rpeg_plugin_annealing.account import Account, cores
+from rpeg_plugin_annealing.directory import Choice, Directory, build_directories
+from rpeg_plugin_annealing.islands import CACHED_CONFIGURATIONS, Islands, policy_of
 from rpeg_plugin_annealing.settings import Settings
+from rpeg_plugin_annealing.structure_search import StructureSearch
 
 __all__ = ["run"]
+
+FIRST_PASS = 0.3
+"""Share of the budget that all structures have in equal parts when it is then given to the promising ones."""
 
 LAST_SHARE = 0.02
 """What a polish leaves of the budget is searched again, unless it is less than this share."""
 
 
-def run(problem: Problem, budget: SearchBudget, settings: Settings, progress: Progress) -> SearchResult:
+def run(
+    problem: Problem, budget: SearchBudget, settings: Settings, progress: Progress, *, threads: int | None = None
+) -> SearchResult:
     """Search all structures that have candidates.
+
+    Args:
+        problem, budget, settings, progress: of the run.
+        threads: that search at once; all cores when None. The plan of an evaluation budget does not depend on it.
 
     Raises:
         UsageError: the budget has no limit.
+        CostTermError: a cost term fails, or all give 0 seconds.
     """
     if budget.seconds is None and budget.evaluations is None:
         raise UsageError(
             "annealing has no budget", facts=["allowed: seconds, evaluations, or both"], hint="set search.seconds"
         )
-    return _Run(problem, budget, settings, progress).result()
+    with Account(problem, budget, progress, min(threads or cores(), settings.islands)) as account:
+        return _Run(problem, budget, settings, progress, account).result()
 
 
 class _Run:
     def __init__(
-        self, problem: Problem, budget: SearchBudget, settings: Settings, progress: Progress
+        self, problem: Problem, budget: SearchBudget, settings: Settings, progress: Progress, account: Account
     ) -> None:
         self.problem, self.budget, self.settings, self.progress = problem, budget, settings, progress
-        self.random = Random(settings.seed)
-        self.ledger = Ledger(problem, budget, progress)
+        self.account = account
+        self.indices = [i for i, structure in enumerate(problem.structures) if structure.empty_operator is None]
         self.searches: dict[int, StructureSearch] = {}
         self.directories: dict[int, tuple[Directory, ...]] = {}
-        self.elites: dict[tuple[str, ...], tuple[ExecutionPlan, ...]] = {}  # by operator names
 
     def result(self) -> SearchResult:
-        indices = [i for i, structure in enumerate(self.problem.structures) if structure.empty_operator is None]
-        finished = {
-            index for position, index in enumerate(indices) if self.search(index, self.share(indices, position))
-        }
-        converged = not self.settings.polish or self.polish_and_resume(finished)
+        account, settings = self.account, self.settings
+        kept = 1 - (settings.polish_share if settings.polish else 0.0)
+        promising = settings.allocation == "promising" and len(self.indices) > 1
+        self.search_all(dict.fromkeys(self.indices, 1.0), FIRST_PASS * kept if promising else kept)
+        if promising:
+            self.search_all(self.promise(), kept)
+        for search in self.searches.values():
+            search.offer_again()
+        converged = not settings.polish or self.polish_and_resume()
         if self.progress.cancelled:
             stopped = "cancelled"
         else:
-            stopped = "finished" if converged and len(finished) == len(indices) else "budget"
-        self.ledger.report()
-        return self.ledger.incumbent.result(self.ledger.evaluations, stopped)
+            finished = all(i in self.searches and self.searches[i].finished for i in self.indices)
+            stopped = "finished" if converged and finished else "budget"
+        account.report()
+        best = account.incumbent.best
+        if best is not None:  # evaluated as any other caller does, which explains what cannot be
+            self.problem.structures[best.structure].evaluator.evaluate(best.choice)
+        return account.incumbent.result(account.evaluations, stopped)
 
-    def share(self, indices: list[int], position: int) -> SearchBudget:
-        """Until when to search a structure: what remains before the polish, evenly split; evaluations are fixed."""
-        kept = 1 - (self.settings.polish_share if self.settings.polish else 0)
-        seconds, evaluations = self.budget.seconds, self.budget.evaluations
-        if seconds is not None:
-            now = self.ledger.seconds
-            seconds = now + (kept * seconds - now) / (len(indices) - position)
-        if evaluations is not None:
-            own = max(1, int(kept * evaluations) // len(indices))
-            evaluations = min(evaluations, self.ledger.evaluations + own)
-        return SearchBudget(seconds=seconds, evaluations=evaluations)
+    def search_all(self, weights: dict[int, float], share: float) -> None:
+        """Search structures until ``share`` of the budget is spent, each in proportion to its weight."""
+        left = sum(weights.values())
+        for index, weight in weights.items():
+            self.account.allow(self.until(share, weight / left))
+            self.search(index)
+            left -= weight
 
-    def search(self, index: int, until: SearchBudget) -> bool:
-        """True when the structure is searched through."""
-        finished = self.work(index, until, lambda: self.searching(index).run())
-        search = self.searches.get(index)
-        if search is not None and self.settings.warm_restarts:
-            structure = self.problem.structures[index]
-            self.elites[structure.operators] = tuple(structure.plan(choice) for choice in search.elites.choices)
-        return finished
+    def promise(self) -> dict[int, float]:
+        """Structures by their best plans, best first, with weights that halve."""
+        incumbent = self.account.incumbent
+        best = {i: s.best_score(incumbent.best_tokens_per_s) for i, s in self.searches.items()}
+        ranked = sorted(self.indices, key=lambda i: -best.get(i, 0.0))
+        return {index: 0.5**place for place, index in enumerate(ranked)}
 
-    def polish_and_resume(self, finished: set[int]) -> bool:
+    def search(self, index: int) -> None:
+        """Search a structure until the allowance ends."""
+        if not self.account.over():
+            search = self.searching(index)
+            search.run(self.inherited(index) if self.settings.warm_restarts else [])
+
+    def polish_and_resume(self) -> bool:
         """Polish the best plan; search its structure for half of what that leaves, polish again, and so on.
 
         True when nothing is left to try.
         """
+        account = self.account
+        polished: set[Solution] = set()
         while True:
-            goal = self.ledger.incumbent.best or self.ledger.incumbent.nearest
+            goal = account.incumbent.best or account.incumbent.nearest
             if goal is None:
                 return True
-            directories = self.directories[goal.structure]
-            if not self.work(
-                goal.structure, self.budget, lambda c=goal.choice, d=directories: polish(self.ledger, d, c)
-            ):
-                return False
-            if goal.structure in finished:
+            search = self.searches[goal.structure]
+            if search.finished:
                 return True
-            left = 1 - self.ledger.spent()
-            if left < LAST_SHARE:
+            account.allow(self.budget)
+            if goal not in polished and not search.polish(goal.choice):
                 return False
-            if self.search(goal.structure, self.later(left / 2)):
-                finished.add(goal.structure)
+            polished.add(goal)
+            last = 1 - account.spent() < LAST_SHARE
+            account.allow(self.budget if last else self.until(1.0, 0.5))
+            self.search(goal.structure)
+            if last:
+                return False
 
-    def later(self, share: float) -> SearchBudget:
-        """Until when the next ``share`` of the budget lasts; at least one evaluation, so that all of it gets spent."""
+    def until(self, share: float, part: float) -> SearchBudget:
+        """When ``part`` of what is left of ``share`` of the budget is spent."""
         seconds, evaluations = self.budget.seconds, self.budget.evaluations
-        return SearchBudget(
-            seconds=None if seconds is None else self.ledger.seconds + share * seconds,
-            evaluations=None if evaluations is None else self.ledger.evaluations + max(1, int(share * evaluations)),
-        )
-
-    def work(self, index: int, until: SearchBudget, job: Callable[[], object]) -> bool:
-        """Do ``job`` on a structure; False when the allowance ends first."""
-        self.ledger.allow(index, until)
-        try:
-            job()
-        except AllowanceSpentError:
-            return False
-        return True
+        if seconds is not None:
+            now = self.account.seconds
+            seconds = now + max(0.0, share * seconds - now) * part
+        if evaluations is not None:
+            now = self.account.evaluations
+            evaluations = now + max(1, int((int(share * evaluations) - now) * part + 1e-9))
+            evaluations = min(evaluations, self.budget.evaluations)
+        return SearchBudget(seconds=seconds, evaluations=evaluations)
 
     def searching(self, index: int) -> StructureSearch:
         """The search of a structure, begun when first asked for."""
         if index not in self.searches:
-            structure = self.problem.structures[index]
-            self.directories[index] = self.build_directories(structure)
-            self.searches[index] = StructureSearch(
-                self.ledger,
+            structure, settings = self.problem.structures[index], self.settings
+            directories = self.directories[index] = self.build_directories(structure)
+            islands = Islands(
+                self.account,
+                index,
                 structure,
-                self.directories[index],
-                self.inherited(structure),
-                self.settings,
-                self.random,
+                [directory.indices for directory in directories],
+                settings,
+                policy_of(settings, self.problem.objective),
+                max(1024, CACHED_CONFIGURATIONS // (len(self.indices) * settings.islands)),
             )
+            self.searches[index] = StructureSearch(self.account, structure, directories, islands, settings)
         return self.searches[index]
 
     def build_directories(self, structure: StructureProblem) -> tuple[Directory, ...]:
@@ -147,11 +164,17 @@ class _Run:
                 return directories
         return build_directories(structure, microbatch_tuning=self.settings.microbatch_tuning)
 
-    def inherited(self, structure: StructureProblem) -> list[Choice]:
-        """Elite plans of structures with the same operators, as choices of this one."""
-        found = []
-        for plan in self.elites.get(structure.operators, ()):
-            choice = [candidates.find(plan[candidates.operator]) for candidates in structure.candidates]
-            if None not in choice:
-                found.append(tuple(choice))
+    def inherited(self, index: int) -> list[Choice]:
+        """Elite plans of other structures with the same operators, as choices of this one."""
+        structure = self.problem.structures[index]
+        found: list[Choice] = []
+        for other in sorted(set(self.searches) - {index}):
+            source = self.problem.structures[other]
+            if source.operators != structure.operators:
+                continue
+            for elite in self.searches[other].elites:
+                plan: ExecutionPlan = source.plan(elite)
+                choice = [candidates.find(plan[candidates.operator]) for candidates in structure.candidates]
+                if all(c is not None and c in d for c, d in zip(choice, self.directories[index], strict=True)):
+                    found.append(tuple(choice))
         return found
