@@ -99,9 +99,8 @@ def command(
     """Plan EXPERIMENT at every point of the given axes and show what more GPUs, or other ones, are worth.
 
     An axis that is not given is the experiment's value; without any axis a quarter, half, the same and twice its
-    GPUs are planned. Nodes keep their size; a one-rack
-    experiment stays in one rack, else racks keep theirs. Another hardware profile brings its own GPUs per node and
-    memory. Every point is searched with the experiment's budget.
+    GPUs are planned. Nodes keep their size; a one-rack experiment stays in one rack, else racks keep theirs. Another
+    hardware profile brings its own GPUs per node and memory. Every point is searched with the experiment's budget.
 
     Pareto-optimal points and the knee, beyond which more GPUs add less, are marked. Costs are of the whole cluster,
     busy or idle, and need a price: from --price, else cluster.price_per_gpu_hour, else the hardware profile.
@@ -133,18 +132,18 @@ def command(
     rows, stopped = _searched(points, registry, parsed, search)
     analysis = report.analyse(rows)
     pictures = _pictures(analysis)
+    fits = any(row.found is not None for row in rows)
+    if as_json:
+        ui.print_json({"feasible": fits, "interrupted": stopped, "points": report.documents(analysis)})
+    elif rows:
+        _show(base, analysis, pictures)
     if csv_file is not None:
         _write(csv_file, report.csv_text(analysis))
     if svg_file is not None and pictures:
         from rpeg_core.report.scatter import svg
 
         _write(svg_file, svg(pictures))
-    fits = any(row.found is not None for row in rows)
-    if as_json:
-        ui.print_json({"feasible": fits, "interrupted": stopped, "points": report.documents(analysis)})
-    elif rows:
-        _show(base, analysis, pictures)
-    if svg_file is not None and not pictures:
+    elif svg_file is not None:
         ui.print_warning(f"{svg_file} was not written: a picture needs two points with a plan")
     if stopped:
         ui.print_note(f"interrupted: {len(rows)} of {len(points)} points are finished")

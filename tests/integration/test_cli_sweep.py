@@ -5,10 +5,13 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+import re
 import textwrap
 from pathlib import Path
 
 import pytest
+
+from rpeg_core.cli import ui
 
 STOPPED = """
 import os, signal
@@ -97,6 +100,18 @@ def test_without_a_price_there_are_no_costs_and_the_report_says_so(rpeg, experim
     assert "$" not in ran.out.replace("US dollars", "")
     assert "no costs: the price of gh200 is not known; --price gives it in US dollars per GPU and hour\n" in ran.out
     assert "$/step" in rpeg("sweep", experiment(cluster={"price_per_gpu_hour": 2}), "--gpus", "16,32").out
+
+
+def test_a_terminal_shows_a_coloured_picture_that_fits(rpeg, experiment, monkeypatch) -> None:
+    monkeypatch.setattr(ui, "is_terminal", lambda stream=None: True)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "90")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    out = rpeg("sweep", experiment(), "--gpus", "8,16,32,64", "--price", "2.5").out
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
+    assert plain != out
+    assert "●" in plain
+    assert max(map(len, plain.splitlines())) <= 90
 
 
 def test_files_are_written(rpeg, experiment) -> None:
