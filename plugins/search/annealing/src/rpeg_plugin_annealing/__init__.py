@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rpeg_core import SearchStrategy, hookimpl
 from rpeg_plugin_annealing.settings import Settings
-from rpeg_plugin_annealing.strategy import run
+from rpeg_plugin_annealing.strategy import prepare, run
 
 __all__ = ["ANNEALING", "Settings", "rpeg_search_strategies"]
 
@@ -13,6 +13,7 @@ ANNEALING = SearchStrategy(
     summary="Simulated annealing from the concurrent baseline, warm restarts, polish; anytime.",
     guarantee="heuristic",
     run=run,
+    prepare=prepare,
     settings=Settings,
 )
 

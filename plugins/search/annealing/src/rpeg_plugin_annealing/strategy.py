@@ -18,10 +18,12 @@ from rpeg_plugin_annealing.islands import CACHED_CONFIGURATIONS, Islands, policy
 from rpeg_plugin_annealing.settings import Settings
 from rpeg_plugin_annealing.structure_search import StructureSearch
 
-__all__ = ["run"]
+__all__ = ["prepare", "run"]
 
 FIRST_PASS = 0.3
 """Share of the budget that all structures have in equal parts when it is then given to the promising ones."""
+
+WARM_UP_EVALUATIONS = 64
 
 LAST_SHARE = 0.02
 """What a polish leaves of the budget is searched again, unless it is less than this share."""
@@ -46,6 +48,11 @@ def run(
         )
     with Account(problem, budget, progress, min(threads or cores(), settings.islands)) as account:
         return _Run(problem, budget, settings, progress, account).result()
+
+
+def prepare(problem: Problem) -> None:
+    """Compile or load the kernels, by a search that is over at once. Raises as :func:`run`."""
+    run(problem, SearchBudget(evaluations=WARM_UP_EVALUATIONS), Settings(), Progress())
 
 
 class _Run:
