@@ -1,6 +1,6 @@
 """Strong scaling (paper, VI-B2, figure 8): 13B models, B=1024, 128/384, 8 to 128 GPUs, against both baselines.
 
-python benchmarks/paper/strong_scaling.py [--seconds 10] [--costs paper|analytical]
+python benchmarks/paper/strong_scaling.py [--seconds 10] [--costs analytical|paper]
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def run(task: tuple[Case, str, float]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="search time per case")
-    parser.add_argument("--costs", default="paper", choices=("paper", "analytical"))
+    parser.add_argument("--costs", default="analytical", choices=("analytical", "paper"))
     arguments = parser.parse_args()
     results = each(run, [(case, arguments.costs, arguments.seconds) for case in strong_scaling_cases()])
     first = results[0]["annealing"].evaluation

@@ -1,6 +1,6 @@
 """Weak scaling (paper, VI-B1, figures 6 and 7): 36 cases, gain over the concurrent baseline, utilization.
 
-python benchmarks/paper/weak_scaling.py [--seconds 10] [--costs paper|analytical]
+python benchmarks/paper/weak_scaling.py [--seconds 10] [--costs analytical|paper]
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def run(task: tuple[Case, str, float]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="search time per case and objective")
-    parser.add_argument("--costs", default="paper", choices=("paper", "analytical"))
+    parser.add_argument("--costs", default="analytical", choices=("analytical", "paper"))
     arguments = parser.parse_args()
     results = each(run, [(case, arguments.costs, arguments.seconds) for case in weak_scaling_cases()])
     rows, gains, losses, extra, used = [], [], [], [], []
