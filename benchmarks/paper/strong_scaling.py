@@ -3,7 +3,7 @@
     python benchmarks/paper/strong_scaling.py [--seconds 10] [--costs analytical|paper]
 
 With ``--costs paper`` there is no plan on 8 GPUs. However it is sharded, the KV cache of 1,024 sequences is
-2 * 2 B * 512 tokens * 40 layers * 5120 / 8 = 53.7 GB per GPU; with it the descent to the least memory needs 95.6 GB, and
+2 * 2 B * 512 tokens * 40 layers * 5120 / 8 = 53.7 GB per GPU; with it the least-memory descent needs 95.6 GB, and
 102 GB leave 91.8 after the reserve of 10 %. The paper reports a plan there, so its study counted or reserved less.
 ``analytical`` frees the cache of responses that are finished, and fits.
 """
