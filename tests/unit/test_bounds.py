@@ -22,7 +22,7 @@ from rpeg_core.planning.bounds.tables import (
     PART,
     ROOT,
     ROW_FIRST,
-    ROW_STOP,
+    SIZE,
     START_FIRST,
     START_STOP,
     BoxTables,
@@ -128,19 +128,16 @@ def random_choices(problem: StructureProblem, random: np.random.Generator, count
     return found
 
 
-def ways(t: BoxTables, operator: int, candidate: int) -> tuple[list[int], int, int]:
-    """The unions and the group that hold a candidate, from the outside in, its start and its row."""
+def ways(t: BoxTables, operator: int, candidate: int) -> tuple[list[int], int]:
+    """The groups that hold a candidate, from all candidates down to its layout alone, and its start."""
 
-    def descend(group: int) -> tuple[list[int], int, int] | None:
+    def descend(group: int) -> tuple[list[int], int] | None:
         if t.groups[group, PART] != NONE:
             inside = descend(t.groups[group, PART]) or descend(t.groups[group, OTHER_PART])
-            return inside and ([group, *inside[0]], inside[1], inside[2])
-        first, stop = t.groups[group, START_FIRST], t.groups[group, START_STOP]
-        for row in range(t.groups[group, ROW_FIRST], t.groups[group, ROW_STOP]):
-            own = t.candidate[t.candidate_first[row] : t.candidate_first[row] + stop - first].tolist()
-            if candidate in own:
-                return [group], int(t.starts[first + own.index(candidate)]), row
-        return None
+            return inside and ([group, *inside[0]], inside[1])
+        first, stop, row = t.groups[group, START_FIRST], t.groups[group, START_STOP], t.groups[group, ROW_FIRST]
+        own = t.candidate[t.candidate_first[row] : t.candidate_first[row] + stop - first].tolist()
+        return ([group], int(t.starts[first + own.index(candidate)])) if candidate in own else None
 
     found = descend(int(t.operators[operator, ROOT]))
     assert found is not None
@@ -173,16 +170,16 @@ def test_every_box_around_a_feasible_plan_is_bounded_by_its_makespan(problem, se
         if not evaluation.feasible:
             continue
         found = [ways(t, v, candidate) for v, candidate in enumerate(choice)]
-        outer = -np.inf
-        for known in range(4):  # nothing, some unions, groups and places, everything
-            group, start, row = (np.full(len(choice), NONE) for _ in range(3))
-            for v, (groups, place, layout) in enumerate(found):
-                depth = (0, int(random.integers(len(groups))), -1, -1)[known]
+        outer = 0.0
+        for known in range(4):  # nothing, some of it, places, everything
+            group, start = np.full(len(choice), NONE), np.full(len(choice), NONE)
+            for v, (groups, place) in enumerate(found):
+                depth = (0, int(random.integers(len(groups))), int(random.integers(len(groups))), -1)[known]
                 group[v] = groups[depth]
-                if known >= 2 and (known == 3 or random.random() < 0.7):
+                sized = t.groups[groups[depth], SIZE] != NONE
+                if sized and (known == 3 or (known > 0 and random.random() < 0.7)):
                     start[v] = place
-                    row[v] = layout if known == 3 else NONE
-            makespan = least_makespan(t, group, start, row, w)
+            makespan = least_makespan(t, group, start, w)
             assert makespan <= evaluation.makespan_s
             if known in (0, 3):
                 assert outer <= makespan * (1 + 1e-9)
@@ -201,11 +198,11 @@ def test_branching_finds_the_least_bound_over_all_plans(problem):
     places = [[ways(t, v, c) for c in range(len(candidates))] for v, candidates in enumerate(problem.candidates)]
     least = np.inf
     for plan in itertools.product(*places):
-        group, start, row = (np.array(x) for x in zip(*((g[-1], s, r) for g, s, r in plan), strict=True))
-        least = min(least, least_makespan(t, group, start, row, w))
+        group, start = (np.array(x) for x in zip(*((groups[-1], place) for groups, place in plan), strict=True))
+        least = min(least, least_makespan(t, group, start, w))
     small = build_box_tables(problem, evaluated)
     frontier = tree.build_frontier(small, w, 100_000)
-    makespan, decided = tree.grow(small, frontier, w, np.inf, 50_000, True)
+    makespan, decided = tree.grow(small, frontier, w, np.inf, 50_000, 1)
     assert decided == np.isfinite(least)
     assert makespan == pytest.approx(least, rel=1e-9)
 
@@ -232,6 +229,30 @@ def test_a_split_inference_overlaps_with_its_generation():
     seconds = {("actor", "generation"): 8.0, ("reward", "inference"): 4.0}
     problem = toy_problem(toy_ppo(), 4, seconds, steps=1, lengths=SKEWED)
     assert upper_bound(problem).makespan_s == pytest.approx(9.0, rel=1e-6)
+
+
+def test_a_dominated_layout_that_saves_a_redistribution_counts():
+    """On all 4 GPUs: the fastest layouts differ, and a RESHARD between them would take longer than either."""
+    speed = {("generation", 1): 1.0, ("generation", 4): 1.02, ("training", 4): 1.0, ("training", 1): 1.05}
+
+    def seconds(batch: OperatorBatch) -> Floats:
+        here = [speed.get((batch.role.value, int(tp)), 2.0) for tp in batch.layouts.tensor]
+        return np.array(here) * (4 / batch.layouts.gpus)
+
+    term = CostTerm(name="degrees", summary="by tp", target=Target.OPERATOR, quantity="work", function=seconds)
+    problem = build_structure(
+        structure=Structure(staleness=()),
+        rpeg=toy_mini(tau=0),
+        machine=DeviceSpace(racks=1, nodes_per_rack=1, gpus_per_node=4),
+        hardware=toy_hardware(),
+        workload=toy_workload(),
+        terms=[active(term), active(toy_transfer_term(bytes_per_s=4000.0))],
+        options=EvaluationOptions(steps=1),
+    )
+    evaluator = CompiledEvaluator(problem)
+    plans = itertools.product(*(range(len(c)) for c in problem.candidates))
+    assert max(evaluator.evaluate(plan).tokens_per_s for plan in plans) == pytest.approx(3200 / 2.02, rel=1e-9)
+    assert upper_bound(problem).makespan_s == pytest.approx(2.02, rel=1e-9)
 
 
 def test_memory_that_cannot_be_shared_takes_places_away():

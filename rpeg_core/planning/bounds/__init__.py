@@ -5,6 +5,6 @@ splits boxes until the bound is tight, ``certificate`` is what reports use. Impo
 """
 
 from rpeg_core.planning.bounds.certificate import DEFAULT_BOXES, Bound, gap, problem_bound, upper_bound
-from rpeg_core.planning.bounds.compilation import BOUNDS_FINGERPRINT, jit_for
+from rpeg_core.planning.bounds.tables import BOUNDS_FINGERPRINT
 
-__all__ = ["BOUNDS_FINGERPRINT", "DEFAULT_BOXES", "Bound", "gap", "jit_for", "problem_bound", "upper_bound"]
+__all__ = ["BOUNDS_FINGERPRINT", "DEFAULT_BOXES", "Bound", "gap", "problem_bound", "upper_bound"]

@@ -10,7 +10,7 @@ import numpy as np
 from rpeg_core.passes.score import Objective
 from rpeg_core.planning.bounds import tree
 from rpeg_core.planning.bounds.relaxation import BY_CHAIN, BY_IDLE, least_makespan
-from rpeg_core.planning.bounds.state import BINDING, CLIQUES, Scratch, build_scratch
+from rpeg_core.planning.bounds.state import BINDING, CLIQUES, MOST_PHASES, Scratch, build_scratch
 from rpeg_core.planning.bounds.tables import build_box_tables
 from rpeg_core.planning.compiled import CompiledEvaluator, Tables, build_tables
 from rpeg_core.planning.problem import Problem, StructureProblem
@@ -92,13 +92,13 @@ def upper_bound(
         return Bound(
             tokens_per_s=0.0, makespan_s=np.inf, reason=f"{problem.empty_operator} fits no GPU in any legal layout"
         )
-    if 2 * len(problem.candidates) + len(problem.rpeg.publication_edges) > MAX_NODES:
+    if (1 + MOST_PHASES) * len(problem.candidates) + len(problem.rpeg.publication_edges) > MAX_NODES:
         return _work_bound(problem, tokens)
     cutoff = tokens / known_tokens_per_s if known_tokens_per_s > 0.0 else np.inf
     tables = build_box_tables(problem, evaluator_tables(problem))
     scratch = build_scratch(tables)
-    frontier = tree.build_frontier(tables, scratch, 4 * boxes + 2 * len(tables.starts) + len(tables.rows))
-    makespan, _ = tree.grow(tables, frontier, scratch, cutoff, boxes, True)
+    frontier = tree.build_frontier(tables, scratch, 2 * boxes + 2 * len(tables.starts))
+    makespan, _ = tree.grow(tables, frontier, scratch, cutoff, boxes, 1)
     count = int(frontier.counts[tree.BOUNDED])
     if makespan >= cutoff:
         known = np.isfinite(cutoff)
@@ -108,8 +108,8 @@ def upper_bound(
             reason="no plan is faster than the known one" if known else "no plan fits the memory of the GPUs",
             boxes=count,
         )
-    group, start, row = (np.ascontiguousarray(plane, np.int64) for plane in tree.top(frontier))
-    least_makespan(tables, group, start, row, scratch)
+    group, start = (np.ascontiguousarray(plane, np.int64) for plane in tree.top(frontier))
+    least_makespan(tables, group, start, scratch)
     return Bound(
         tokens_per_s=np.inf if makespan <= 0.0 else tokens / makespan,
         makespan_s=makespan,
@@ -154,7 +154,7 @@ def _reason(operators: Sequence[str], w: Scratch) -> str:
     """What decides the bound of the box that was bounded last."""
     binding, cliques = int(w.counts[BINDING]), int(w.counts[CLIQUES])
     if binding == BY_CHAIN:
-        count = len(operators)
+        count = len(operators)  # an operator's node, or that of its last phase
         through = w.done[:, :count] + w.left[:, :count]
         members = [operators[v] for v in np.flatnonzero(through.max(axis=0) >= through.max() * (1.0 - 1e-9))]
         return f"a chain over the steps through {_listed(members)}, which wait for each other or for shared GPUs"

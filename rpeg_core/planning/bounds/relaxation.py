@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from rpeg_core.planning.bounds.compilation import jit
 from rpeg_core.planning.bounds.state import BINDING, CLIQUES, LINKS, NODES, describe
 from rpeg_core.planning.bounds.tables import NONE
 from rpeg_core.planning.bounds.template import (
@@ -45,6 +44,7 @@ from rpeg_core.planning.bounds.template import (
     TARGET,
     build_template,
 )
+from rpeg_core.planning.compiled.kernel import helper, jit
 
 __all__ = ["BY_CHAIN", "BY_IDLE", "least_makespan"]
 
@@ -53,253 +53,300 @@ SAFETY = 1.0 - 1e-12
 # Entry BINDING of Scratch.counts: a clique, the number of cliques for the cluster, or one of these.
 BY_CHAIN, BY_IDLE = -1, -2
 
+EVERYBODY = (1 << 62) - 1
+
 
 @jit
-def least_makespan(t, group, start, row, w):
+def least_makespan(t, group, start, w):
     """Seconds that every feasible plan in the box takes at least; infinite when none is feasible.
 
     Args:
         t: tables.
-        group, start, row: the box, see :func:`rpeg_core.planning.bounds.state.describe`.
+        group, start: the box, see :func:`rpeg_core.planning.bounds.state.describe`.
         w: scratch; keeps what was found, and in ``counts[BINDING]`` which relaxation decides.
     """
-    if not describe(t, group, start, row, w):
+    if not describe(t, group, start, w):
         return np.inf
-    build_template(t, group, start, row, w)
-    _ancestors(t, w)
-    _heads(t, w)
-    _tails(t, w)
-    return _combine(t, start, w) * SAFETY
+    build_template(t, group, start, w)
+    nodes, links, sequence = w.counts[NODES], w.links[: w.counts[LINKS]], w.sequence[: w.counts[NODES]]
+    cliques = w.cliques[: w.counts[CLIQUES]]
+    _ancestors(t.steps, sequence, links, w.delays, w.ended, w.ends_before, w.starts_after)
+    _heads(
+        sequence,
+        links,
+        w.delays,
+        w.since,
+        w.runs_on,
+        w.seconds,
+        w.work,
+        w.ends_before,
+        cliques,
+        w.load,
+        w.sorted_nodes,
+        w.head,
+        w.done,
+    )
+    count = _tails(
+        sequence,
+        links,
+        w.delays,
+        w.since,
+        w.runs_on,
+        w.seconds,
+        w.work,
+        w.starts_after,
+        cliques,
+        w.load,
+        w.sorted_nodes,
+        w.tail,
+        w.left,
+    )
+    makespan, binding = _longest_chain(nodes, w.since, w.head, w.done, w.tail, w.left), BY_CHAIN
+    for m in range(len(cliques) + 1):
+        members = cliques[m] if m < len(cliques) else EVERYBODY
+        loads = w.seconds if m < len(cliques) else w.work
+        load = _machine(
+            nodes, w.sorted_nodes[:count], members, loads, w.runs_on, w.head, w.left, w.sorted_heads, w.sorted_loads
+        )
+        # Chains go through loads: where a machine says the same, it is the simpler reason.
+        if load > makespan or (load >= makespan * SAFETY and binding == BY_CHAIN):
+            binding = m
+        makespan = max(makespan, load)
+    idle = _work_and_idle(
+        t.gpus,
+        t.steps,
+        nodes,
+        makespan,
+        w.since,
+        w.runs_on,
+        w.work,
+        w.head,
+        w.left,
+        start,
+        w.fewest,
+        w.most,
+        w.sorted_heads,
+        w.sorted_loads,
+    )
+    if idle > makespan:
+        makespan, binding = idle, BY_IDLE
+    w.counts[BINDING] = binding
+    return makespan * SAFETY
 
 
-@jit
-def _ancestors(t, w):
+@helper
+def _ancestors(steps, sequence, links, delays, ended, ends_before, starts_after):
     """Which nodes surely end before another one starts, by the number of steps between them.
 
     A path of links proves it. It may begin in any step: every node on it exists when the first one does.
     """
-    nodes, links = w.counts[NODES], w.counts[LINKS]
-    for y in range(nodes):
-        for k in range(t.steps):
-            w.starts_after[y, k] = 0
-    for k in range(t.steps):
-        for i in range(nodes):
-            y = w.sequence[i]
+    starts_after[:] = 0
+    for k in range(steps):
+        for y in sequence:
             starts, ends = 0, 0
-            for e in range(links):
-                if w.links[e, TARGET] == y:
-                    u, j = w.links[e, SOURCE], k - w.links[e, SHIFT]
-                    if j >= 0:
-                        if w.delays[e, END_START] >= 0.0:
-                            starts |= w.ended[u, j]
-                        if w.delays[e, START_START] >= 0.0:
-                            starts |= w.ends_before[u, j]
-                        if w.delays[e, END_END] >= 0.0:
-                            ends |= w.ended[u, j]
-            w.ends_before[y, k] = starts
-            w.ended[y, k] = starts | ends | (1 << y if k == 0 else 0)
-            for x in range(nodes):
+            for e in range(links.shape[0]):
+                u, j = links[e, SOURCE], k - links[e, SHIFT]
+                if links[e, TARGET] == y and j >= 0:
+                    if delays[e, END_START] >= 0.0:
+                        starts |= ended[u, j]
+                    if delays[e, START_START] >= 0.0:
+                        starts |= ends_before[u, j]
+                    if delays[e, END_END] >= 0.0:
+                        ends |= ended[u, j]
+            ends_before[y, k] = starts
+            ended[y, k] = starts | ends | (1 << y if k == 0 else 0)
+            for x in sequence:
                 if starts >> x & 1:
-                    w.starts_after[x, k] |= 1 << y
+                    starts_after[x, k] |= 1 << y
 
 
-@jit
-def _heads(t, w):
+@helper
+def _heads(
+    sequence, links, delays, since, runs_on, seconds, work, ends_before, cliques, load, sorted_nodes, heads, done
+):
     """Earliest starts and ends, step by step; ``sorted_nodes`` holds the visited nodes by ascending head."""
-    nodes, links, cliques = w.counts[NODES], w.counts[LINKS], w.counts[CLIQUES]
-    count = 0
-    for k in range(t.steps):
-        for i in range(nodes):
-            y = w.sequence[i]
-            if k < w.since[y]:
+    steps, nodes, count = heads.shape[0], len(sequence), 0
+    for k in range(steps):
+        for y in sequence:
+            if k < since[y]:
                 continue
-            head, done = 0.0, 0.0
-            for e in range(links):
-                if w.links[e, TARGET] == y:
-                    u, j = w.links[e, SOURCE], k - w.links[e, SHIFT]
-                    if j >= w.since[u]:
-                        if w.delays[e, END_START] >= 0.0:
-                            head = max(head, w.done[j, u] + w.delays[e, END_START])
-                        if w.delays[e, START_START] >= 0.0:
-                            head = max(head, w.head[j, u] + w.delays[e, START_START])
-                        if w.delays[e, END_END] >= 0.0:
-                            done = max(done, w.done[j, u] + w.delays[e, END_END])
-                        if w.delays[e, START_END] >= 0.0:
-                            done = max(done, w.head[j, u] + w.delays[e, START_END])
-            w.load[: cliques + 1] = 0.0
+            head, end = 0.0, 0.0
+            for e in range(links.shape[0]):
+                u, j = links[e, SOURCE], k - links[e, SHIFT]
+                if links[e, TARGET] == y and j >= since[u]:
+                    if delays[e, END_START] >= 0.0:
+                        head = max(head, done[j, u] + delays[e, END_START])
+                    if delays[e, START_START] >= 0.0:
+                        head = max(head, heads[j, u] + delays[e, START_START])
+                    if delays[e, END_END] >= 0.0:
+                        end = max(end, done[j, u] + delays[e, END_END])
+                    if delays[e, START_END] >= 0.0:
+                        end = max(end, heads[j, u] + delays[e, START_END])
+            load[:] = 0.0
             for s in range(count - 1, -1, -1):
-                j, x = w.sorted_nodes[s] // nodes, w.sorted_nodes[s] % nodes
-                if w.ends_before[y, k - j] >> x & 1:
-                    released = w.head[j, x]
-                    for m in range(cliques):
-                        if w.cliques[m] >> w.runs_on[x] & 1:
-                            w.load[m] += w.seconds[x]
-                            head = max(head, released + w.load[m])
-                    w.load[cliques] += w.work[x]
-                    head = max(head, released + w.load[cliques])
-            w.head[k, y] = head
-            w.done[k, y] = max(done, head + w.seconds[y])
-            place = count
-            while place > 0 and w.head[w.sorted_nodes[place - 1] // nodes, w.sorted_nodes[place - 1] % nodes] > head:
-                w.sorted_nodes[place] = w.sorted_nodes[place - 1]
-                place -= 1
-            w.sorted_nodes[place] = k * nodes + y
+                j = sorted_nodes[s] // nodes
+                x = sorted_nodes[s] - j * nodes
+                if ends_before[y, k - j] >> x & 1:
+                    head = max(head, heads[j, x] + _add(load, cliques, runs_on[x], seconds[x], work[x]))
+            heads[k, y] = head
+            done[k, y] = max(end, head + seconds[y])
+            _insert(sorted_nodes, count, nodes, heads, k, y)
             count += 1
 
 
-@jit
-def _tails(t, w):
-    """Time from starts and ends to the end of the horizon; ``sorted_nodes`` holds all nodes by ascending tail."""
-    nodes, links, cliques = w.counts[NODES], w.counts[LINKS], w.counts[CLIQUES]
-    count = 0
-    for k in range(t.steps - 1, -1, -1):
-        for i in range(nodes - 1, -1, -1):
-            x = w.sequence[i]
-            if k < w.since[x]:
-                continue
-            left, tail = 0.0, 0.0
-            for e in range(links):
-                if w.links[e, SOURCE] == x:
-                    v, j = w.links[e, TARGET], k + w.links[e, SHIFT]
-                    if j < t.steps and j >= w.since[v]:
-                        if w.delays[e, END_START] >= 0.0:
-                            left = max(left, w.tail[j, v] + w.delays[e, END_START])
-                        if w.delays[e, START_START] >= 0.0:
-                            tail = max(tail, w.tail[j, v] + w.delays[e, START_START])
-                        if w.delays[e, END_END] >= 0.0:
-                            left = max(left, w.left[j, v] + w.delays[e, END_END])
-                        if w.delays[e, START_END] >= 0.0:
-                            tail = max(tail, w.left[j, v] + w.delays[e, START_END])
-            w.load[: cliques + 1] = 0.0
-            for s in range(count - 1, -1, -1):
-                j, y = w.sorted_nodes[s] // nodes, w.sorted_nodes[s] % nodes
-                if w.starts_after[x, j - k] >> y & 1:
-                    after = w.left[j, y]
-                    for m in range(cliques):
-                        if w.cliques[m] >> w.runs_on[y] & 1:
-                            w.load[m] += w.seconds[y]
-                            left = max(left, after + w.load[m])
-                    w.load[cliques] += w.work[y]
-                    left = max(left, after + w.load[cliques])
-            w.left[k, x] = left
-            w.tail[k, x] = max(tail, left + w.seconds[x])
-            place = count
-            while place > 0 and w.left[w.sorted_nodes[place - 1] // nodes, w.sorted_nodes[place - 1] % nodes] > left:
-                w.sorted_nodes[place] = w.sorted_nodes[place - 1]
-                place -= 1
-            w.sorted_nodes[place] = k * nodes + x
-            count += 1
+@helper
+def _tails(
+    sequence, links, delays, since, runs_on, seconds, work, starts_after, cliques, load, sorted_nodes, tails, left
+):
+    """Least time from starts and ends to the end of the horizon; ``sorted_nodes`` ascends by the latter.
 
-
-@jit
-def _combine(t, start, w):
-    """The longest of chains, machines and idle GPUs.
-
-    For a machine every pair of thresholds (r, q) is tried: nodes join by descending tail, which is how the pass of
-    tails left them sorted, and the loads of those present are summed by descending head.
+    Returns the number of nodes in the horizon.
     """
-    nodes, cliques = w.counts[NODES], w.counts[CLIQUES]
-    heads, loads = w.sorted_heads, w.sorted_loads
-    makespan = 0.0
-    w.counts[BINDING] = BY_CHAIN
-    count = 0
-    for k in range(t.steps):
-        for y in range(nodes):
-            if k >= w.since[y]:
-                makespan = max(makespan, w.done[k, y] + w.left[k, y], w.head[k, y] + w.tail[k, y])
-                count += 1
-    for m in range(cliques + 1):
-        kept = 0
-        for s in range(count - 1, -1, -1):
-            k, x = w.sorted_nodes[s] // nodes, w.sorted_nodes[s] % nodes
-            if m < cliques and not w.cliques[m] >> w.runs_on[x] & 1:
+    steps, nodes, count = left.shape[0], len(sequence), 0
+    for k in range(steps - 1, -1, -1):
+        for i in range(nodes - 1, -1, -1):
+            x = sequence[i]
+            if k < since[x]:
                 continue
-            head, load = w.head[k, x], w.seconds[x] if m < cliques else w.work[x]
-            place = kept
-            while place > 0 and heads[place - 1] > head:
-                heads[place] = heads[place - 1]
-                loads[place] = loads[place - 1]
-                place -= 1
-            heads[place] = head
-            loads[place] = load
-            kept += 1
-            total, longest = 0.0, 0.0
-            for i in range(kept - 1, -1, -1):
-                total += loads[i]
-                longest = max(longest, heads[i] + total)
-            total = longest + w.left[k, x]
-            # Chains go through loads: where a machine says the same, it is the simpler reason.
-            if total > makespan or (total >= makespan * SAFETY and w.counts[BINDING] == BY_CHAIN):
-                w.counts[BINDING] = m
-            makespan = max(makespan, total)
-    idle = _idle(t, start, w, makespan)
-    if idle > makespan:
-        makespan = idle
-        w.counts[BINDING] = BY_IDLE
+            after, tail = 0.0, 0.0
+            for e in range(links.shape[0]):
+                v, j = links[e, TARGET], k + links[e, SHIFT]
+                if links[e, SOURCE] == x and since[v] <= j < steps:
+                    if delays[e, END_START] >= 0.0:
+                        after = max(after, tails[j, v] + delays[e, END_START])
+                    if delays[e, START_START] >= 0.0:
+                        tail = max(tail, tails[j, v] + delays[e, START_START])
+                    if delays[e, END_END] >= 0.0:
+                        after = max(after, left[j, v] + delays[e, END_END])
+                    if delays[e, START_END] >= 0.0:
+                        tail = max(tail, left[j, v] + delays[e, START_END])
+            load[:] = 0.0
+            for s in range(count - 1, -1, -1):
+                j = sorted_nodes[s] // nodes
+                y = sorted_nodes[s] - j * nodes
+                if starts_after[x, j - k] >> y & 1:
+                    after = max(after, left[j, y] + _add(load, cliques, runs_on[y], seconds[y], work[y]))
+            left[k, x] = after
+            tails[k, x] = max(tail, after + seconds[x])
+            _insert(sorted_nodes, count, nodes, left, k, x)
+            count += 1
+    return count
+
+
+@helper
+def _add(load, cliques, operator, seconds, work):
+    """Add a node to the loads of its machines; returns the largest load among them."""
+    cluster = len(cliques)
+    load[cluster] += work
+    largest = load[cluster]
+    for m in range(cluster):
+        if cliques[m] >> operator & 1:
+            load[m] += seconds
+            largest = max(largest, load[m])
+    return largest
+
+
+@helper
+def _insert(sorted_nodes, count, nodes, key, k, x):
+    """Insert a node into the first ``count`` entries, which ascend by ``key``."""
+    place = count
+    while place > 0 and key[sorted_nodes[place - 1] // nodes, sorted_nodes[place - 1] % nodes] > key[k, x]:
+        sorted_nodes[place] = sorted_nodes[place - 1]
+        place -= 1
+    sorted_nodes[place] = k * nodes + x
+
+
+@helper
+def _longest_chain(nodes, since, head, done, tail, left):
+    longest = 0.0
+    for k in range(head.shape[0]):
+        for x in range(nodes):
+            if k >= since[x]:
+                longest = max(longest, done[k, x] + left[k, x], head[k, x] + tail[k, x])
+    return longest
+
+
+@helper
+def _machine(nodes, sorted_nodes, members, loads, runs_on, head, left, heads, sums):
+    """The longest ``r + load + q`` of one machine over all thresholds (r, q).
+
+    Nodes join by descending tail, which is how the pass of tails left them sorted; the loads of those present are
+    summed by descending head. ``heads`` and ``sums`` are scratch.
+    """
+    kept, makespan = 0, 0.0
+    for s in range(len(sorted_nodes) - 1, -1, -1):
+        k = sorted_nodes[s] // nodes
+        x = sorted_nodes[s] - k * nodes
+        if not members >> runs_on[x] & 1:
+            continue
+        place = kept
+        while place > 0 and heads[place - 1] > head[k, x]:
+            heads[place] = heads[place - 1]
+            sums[place] = sums[place - 1]
+            place -= 1
+        heads[place] = head[k, x]
+        sums[place] = loads[x]
+        kept += 1
+        total, longest = 0.0, 0.0
+        for i in range(kept - 1, -1, -1):
+            total += sums[i]
+            longest = max(longest, heads[i] + total)
+        makespan = max(makespan, longest + left[k, x])
     return makespan
 
 
-@jit
-def _idle(t, start, w, makespan):
-    """Work plus what must stay idle at the beginning and at the end."""
-    n, nodes = t.operators.shape[0], w.counts[NODES]
-    total = 0.0
-    release, after = w.sorted_heads, w.sorted_loads
-    for v in range(n):
-        release[v] = np.inf
-        after[v] = np.inf
-    for k in range(t.steps):
-        for x in range(nodes):
-            if k >= w.since[x]:
-                total += w.work[x]
-                v = w.runs_on[x]
-                release[v] = min(release[v], w.head[k, x])
-                after[v] = min(after[v], w.left[k, x])
-    last = 0.0
+@helper
+def _work_and_idle(gpus, steps, nodes, makespan, since, runs_on, work, head, left, start, fewest, most, release, after):
+    """The cluster's work, and the GPU time that must stay unused at the beginning and at the end."""
+    n = len(start)
+    total, last = 0.0, 0.0
+    release[:n] = np.inf
+    after[:n] = np.inf
+    for x in range(nodes):
+        v = runs_on[x]
+        for k in range(since[x], steps):
+            total += work[x]
+            release[v] = min(release[v], head[k, x])
+            after[v] = min(after[v], left[k, x])
     for v in range(n):
         last = max(last, release[v])
-    idle = _unused(t, start, w, release, makespan)
-    idle += _unused(t, start, w, after, max(0.0, makespan - last))
-    return total + idle
+    total += _unused(gpus, start, fewest, most, release, last)
+    return total + _unused(gpus, start, fewest, most, after, max(0.0, makespan - last))
 
 
-@jit
-def _unused(t, start, w, times, limit):
-    """GPU-time over the number of GPUs, until ``limit``, of the GPUs that no operator may use before its time."""
-    n = t.operators.shape[0]
-    idle, now, mask = 0.0, 0.0, 0
-    for _ in range(n):
-        following = np.inf
-        chosen = NONE
-        for v in range(n):
-            if not mask >> v & 1 and times[v] < following:
+@helper
+def _unused(gpus, start, fewest, most, times, limit):
+    """Time until ``limit`` during which operators whose ``times`` are not reached leave GPUs unused, over the GPUs."""
+    unused, now, ready = 0.0, 0.0, 0
+    for _ in range(len(start)):
+        following, chosen = np.inf, 0
+        for v in range(len(start)):
+            if not ready >> v & 1 and times[v] < following:
                 following, chosen = times[v], v
         until = min(following, limit)
         if until > now:
-            idle += (until - now) * (t.gpus - min(t.gpus, _covered(t, start, w, mask)))
+            unused += (until - now) * (gpus - min(gpus, _covered(start, fewest, most, ready)))
             now = until
-        mask |= 1 << chosen
-    return idle / t.gpus
+        ready |= 1 << chosen
+    return unused / gpus
 
 
-@jit
-def _covered(t, start, w, mask):
-    """Most GPUs that the operators in ``mask`` can hold."""
-    n = t.operators.shape[0]
-    covered, reached = 0, 0
-    left = mask
+@helper
+def _covered(start, fewest, most, operators):
+    """Most GPUs that ``operators`` can hold together."""
+    covered, reached, left = 0, 0, operators
     while left:
         chosen = NONE
-        for v in range(n):
+        for v in range(len(start)):
             if left >> v & 1:
                 if start[v] == NONE:
-                    covered += w.most[v]
+                    covered += most[v]
                     left &= ~(1 << v)
                 elif chosen == NONE or start[v] < start[chosen]:
                     chosen = v
         if chosen != NONE:
             left &= ~(1 << chosen)
-            stop = start[chosen] + w.fewest[chosen]
+            stop = start[chosen] + fewest[chosen]
             covered += max(0, stop - max(start[chosen], reached))
             reached = max(reached, stop)
     return covered

@@ -11,14 +11,12 @@ from typing import NamedTuple
 import numpy as np
 
 from rpeg_core.costing.batches import Floats, Ints
-from rpeg_core.planning.bounds.compilation import jit
 from rpeg_core.planning.bounds.tables import (
     FEEDERS,
     FEWEST,
     MODEL,
     MOST,
     NONE,
-    PART,
     ROW_FIRST,
     ROW_STOP,
     TRAINER,
@@ -28,12 +26,16 @@ from rpeg_core.planning.bounds.tables import (
     WEIGHTS,
     BoxTables,
 )
+from rpeg_core.planning.compiled.kernel import helper
 
 __all__ = ["APART", "MEETS", "Scratch", "build_scratch", "describe"]
 
 # Whether two operators share GPUs, and whether an operator is split into phases.
 APART, MEETS, UNKNOWN = range(3)
 WHOLE_ONLY, SPLIT = range(2)
+
+MOST_PHASES = 4
+"""With more, a split operator stays one node: bounds would cost too much."""
 
 # Entries of Scratch.counts.
 CLIQUES, NODES, LINKS, BINDING = range(4)
@@ -57,6 +59,7 @@ class Scratch(NamedTuple):
     since: Ints
     links: Ints
     delays: Floats
+    first: Ints  # operators: the node of the first phase, the operator itself when it is not split
     sequence: Ints  # nodes in topological order within a step
     ended: Ints  # (nodes, steps): bit mask of the nodes that end so many steps before this one ends
     ends_before: Ints  # (nodes, steps): bit mask of the nodes that end so many steps before this one starts
@@ -74,8 +77,9 @@ class Scratch(NamedTuple):
 def build_scratch(t: BoxTables) -> Scratch:
     """Scratch arrays for a problem."""
     operators = len(t.operators)
-    nodes = 2 * operators + len(t.publications)
-    links = len(t.edges) + 4 * operators + 2 * len(t.publications)
+    phases = min(t.phases, MOST_PHASES)
+    nodes = (1 + phases) * operators + len(t.publications)
+    links = max(3, phases) * len(t.edges) + (4 + phases) * operators + 2 * len(t.publications)
     rows = int(max(t.groups[:, ROW_STOP] - t.groups[:, ROW_FIRST]))
 
     def ints(*shape: int) -> Ints:
@@ -99,6 +103,7 @@ def build_scratch(t: BoxTables) -> Scratch:
         since=ints(nodes),
         links=ints(links, 3),
         delays=floats(links, 4),
+        first=ints(operators),
         sequence=ints(nodes),
         ended=ints(nodes, t.steps),
         ends_before=ints(nodes, t.steps),
@@ -114,31 +119,28 @@ def build_scratch(t: BoxTables) -> Scratch:
     )
 
 
-@jit
-def describe(t, group, start, row, w):
+@helper
+def describe(t, group, start, w):
     """Fill the first part of ``w`` for a box; False when no configuration in it fits the memory.
 
     Args:
         t: tables.
-        group, start, row: per operator; start and row are NONE when undecided and need a group that is no union.
+        group, start: the box; a start is NONE when undecided, as it is for unions of sizes.
         w: scratch.
     """
     for v in range(t.operators.shape[0]):
         g = group[v]
         for c in range(w.least.shape[1]):
-            if row[v] != NONE:
-                w.least[v, c] = t.rows[row[v], c]
-            else:
-                w.least[v, c] = t.least[g, c]
+            w.least[v, c] = t.least[g, c]
         w.fewest[v] = t.groups[g, FEWEST]
         w.most[v] = t.groups[g, MOST]
     _meet(t, start, w)
     _split(t, w)
     _cliques(t, start, w)
-    return _memory(t, group, row, w)
+    return _memory(t, group, w)
 
 
-@jit
+@helper
 def _meet(t, start, w):
     """Two placed operators share GPUs or not; two that together need more GPUs than there are share some."""
     for v in range(t.operators.shape[0]):
@@ -153,7 +155,7 @@ def _meet(t, start, w):
             w.meet[v, u] = known
 
 
-@jit
+@helper
 def _split(t, w):
     """Stage 1 of lowering: an inference is split when it is apart from all its feeders, and they are with it."""
     operators = t.operators
@@ -175,7 +177,7 @@ def _split(t, w):
                 w.split[u] = known
 
 
-@jit
+@helper
 def _cliques(t, start, w):
     """Sets of operators that share a GPU in every configuration of the box.
 
@@ -211,8 +213,8 @@ def _cliques(t, start, w):
     w.counts[CLIQUES] = count
 
 
-@jit
-def _memory(t, group, row, w):
+@helper
+def _memory(t, group, w):
     """Drop the rows of a group that cannot fit beside the least memory of the others in its cliques."""
     limit = t.usable_bytes * (1.0 + 1e-12)
     for i in range(w.counts[CLIQUES]):
@@ -220,9 +222,9 @@ def _memory(t, group, row, w):
             return False
     for v in range(t.operators.shape[0]):
         g = group[v]
-        if t.groups[g, PART] != NONE or row[v] != NONE:
-            continue
         first, stop = t.groups[g, ROW_FIRST], t.groups[g, ROW_STOP]
+        if stop - first < 2:  # a union of sizes, or a single layout
+            continue
         tight = False
         for i in range(w.counts[CLIQUES]):
             clique = w.cliques[i]
@@ -246,7 +248,7 @@ def _memory(t, group, row, w):
     return True
 
 
-@jit
+@helper
 def _bytes(t, w, clique, changed, values):
     """Least peak of a GPU that holds ``clique``, with ``values`` for operator ``changed``.
 

@@ -1,14 +1,17 @@
 """Flat arrays for the bounds: the candidates of a structure problem as *boxes*.
 
-A box is a set of configurations. Per operator it is one of: a *group*, the candidates on one set of allocations of
-one size; a union of groups, up to all candidates; a group at one start; one candidate. A relaxation sees the least
-time, work and memory in the box. Rows are the layouts of all operators, group after group; allocations matter by
-start only, so that the candidates of a group are its rows times its starts.
+A box is a set of configurations: per operator a *group* of candidates and, when decided, a start. The groups of an
+operator form a binary tree: all candidates; unions of allocation sizes; the candidates of one size (more exactly, on
+one set of allocations); parts of their layouts, the faster and the slower half; a single layout. A relaxation sees the
+least time, work and memory in a group. Rows are the layouts of all operators, one size after another; the candidates
+of a layout are its starts.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -20,16 +23,26 @@ from rpeg_core.spec.machine import DeviceSpace
 if TYPE_CHECKING:
     from rpeg_core.planning.problem import StructureProblem
 
-__all__ = ["BoxTables", "build_box_tables"]
+__all__ = ["BOUNDS_FINGERPRINT", "BoxTables", "build_box_tables"]
+
+BOUNDS_FINGERPRINT = hashlib.sha256(
+    compiled.KERNEL_FINGERPRINT.encode()
+    + b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+).hexdigest()
+"""Changes whenever this package, or the kernel that it builds on, does.
+
+It names a dtype in :class:`BoxTables`, hence a part of the types that numba's cache on disk is looked up by: no
+compiled function over them outlives a change of what it calls, in whatever file it is.
+"""
 
 NONE = -1
 
 # Columns of BoxTables.operators.
-TRAINS, MODEL, FEEDERS, TRAINER, PAIR_BEFORE, PAIR_SHADOW, ROOT, PUBLISHED = range(8)
+TRAINS, MODEL, FEEDERS, TRAINER, PAIR_BEFORE, PAIR_SHADOW, ROOT, TRAINABLE = range(8)
 OPERATOR_COLUMNS = 8
 
-# Columns of BoxTables.groups. A union of groups has two PARTS and no rows or starts of its own.
-FEWEST, MOST, SIZE, ROW_FIRST, ROW_STOP, START_FIRST, START_STOP, PART, OTHER_PART = range(9)
+# Columns of BoxTables.groups: a union of groups has no rows and no starts. All but single layouts have two parts.
+FEWEST, MOST, SIZE, START_FIRST, START_STOP, ROW_FIRST, ROW_STOP, PART, OTHER_PART = range(9)
 GROUP_COLUMNS = 9
 
 # Columns of BoxTables.rows, .least and .most. SPLIT_WHOLE is the sum of the phases. The first four are
@@ -72,6 +85,7 @@ class BoxTables(NamedTuple):
     reshard_seconds: Floats
     gpus_per_node: int
     gpus_per_rack: int
+    fingerprint: np.ndarray  # empty; its dtype names BOUNDS_FINGERPRINT
 
 
 def build_box_tables(
@@ -98,8 +112,9 @@ def build_box_tables(
         for (size, places), members in sorted(_members(candidates.layout, candidates.start, block).items()):
             layouts = [(_row(evaluated, block[m[0]], size, phases), block[m[0], compiled.DEGREES], m) for m in members]
             layouts.sort(key=lambda item: item[0])
-            kept = layouts if keep_dominated else _undominated(layouts, bool(operators[v, PUBLISHED]))
-            own.append(groups.add(size, int(block[members[0][0], compiled.SIZE]), places, len(rows), kept))
+            kept = layouts if keep_dominated else _undominated(layouts, bool(operators[v, TRAINABLE]))
+            size_index = int(block[members[0][0], compiled.SIZE])
+            own.append(groups.add(size, size_index, places, len(rows), [layout[0] for layout in kept]))
             for costs, degree, indices in kept:
                 rows.append(costs)
                 degrees.append(degree)
@@ -141,6 +156,7 @@ def build_box_tables(
         reshard_seconds=evaluated.reshard_seconds,
         gpus_per_node=machine.gpus_per_node,
         gpus_per_rack=machine.gpus_per_rack,
+        fingerprint=np.zeros(0, [(f"bounds_{BOUNDS_FINGERPRINT}", np.uint8)]),
     )
 
 
@@ -185,8 +201,6 @@ def _row(evaluated: compiled.Tables, candidate: np.ndarray, size: int, phases: i
 
 
 def _roles(operators: Ints, evaluated: compiled.Tables) -> None:
-    trainers = {int(row[compiled.MODEL]): v for v, row in enumerate(evaluated.operators) if row[compiled.TRAINS]}
-    published = {int(row[compiled.PUBLICATION_TARGET]) for row in evaluated.publications}
     for v, row in enumerate(evaluated.operators):
         feeders = evaluated.lists[row[compiled.FEEDERS_FIRST] : row[compiled.FEEDERS_STOP]]
         operators[v, TRAINS] = row[compiled.TRAINS]
@@ -195,7 +209,8 @@ def _roles(operators: Ints, evaluated: compiled.Tables) -> None:
         operators[v, TRAINER] = row[compiled.SHADOW_OF]
         operators[v, PAIR_BEFORE] = row[compiled.PAIR_BEFORE]
         operators[v, PAIR_SHADOW] = row[compiled.PAIR_SHADOW]
-        operators[v, PUBLISHED] = v in published or trainers.get(int(row[compiled.MODEL])) == v
+        model = row[compiled.MODEL]
+        operators[v, TRAINABLE] = model != NONE and not evaluated.models[model, compiled.FROZEN]
 
 
 def _edges(evaluated: compiled.Tables) -> Ints:
@@ -244,15 +259,28 @@ class _Groups:
         self.most: list[Floats] = []
         self.swaps: list[list[bool]] = []
 
-    def add(self, gpus: int, size: int, places: tuple[int, ...], row: int, layouts: list[_Layout]) -> int:
-        """A group whose rows begin at ``row``."""
+    def add(self, gpus: int, size: int, places: tuple[int, ...], row: int, costs: list[list[float]]) -> int:
+        """The group of layouts whose rows begin at ``row``, and its parts."""
         first = len(self.starts)
         self.starts.extend(places)
-        self.rows.append([gpus, gpus, size, row, row + len(layouts), first, first + len(places), NONE, NONE])
-        costs = np.array([layout[0] for layout in layouts])
-        self.least.append(costs.min(axis=0))
-        self.most.append(costs.max(axis=0))
-        self.swaps.append(_swaps(gpus, places, self.blocks))
+        columns = [gpus, gpus, size, first, first + len(places)]
+        return self._halve(columns, _swaps(gpus, places, self.blocks), row, np.array(costs))
+
+    def _halve(self, columns: list[int], swaps: list[bool], row: int, costs: Floats) -> int:
+        parts = [NONE, NONE]
+        if len(costs) > 1:
+            middle = len(costs) // 2
+            parts = [
+                self._halve(columns, swaps, row, costs[:middle]),
+                self._halve(columns, swaps, row + middle, costs[middle:]),
+            ]
+        return self._append([*columns, row, row + len(costs), *parts], costs.min(axis=0), costs.max(axis=0), swaps)
+
+    def _append(self, columns: list[int], least: Floats, most: Floats, swaps: list[bool]) -> int:
+        self.rows.append(columns)
+        self.least.append(least)
+        self.most.append(most)
+        self.swaps.append(swaps)
         return len(self.rows) - 1
 
     def unite(self, members: list[int]) -> int:
@@ -270,11 +298,12 @@ class _Groups:
         one, other = self.unite(parts[0]), self.unite(parts[1])
         fewest = min(self.rows[one][FEWEST], self.rows[other][FEWEST])
         most = max(self.rows[one][MOST], self.rows[other][MOST])
-        self.rows.append([fewest, most, NONE, 0, 0, 0, 0, one, other])
-        self.least.append(np.minimum(self.least[one], self.least[other]))
-        self.most.append(np.maximum(self.most[one], self.most[other]))
-        self.swaps.append([a and b for a, b in zip(self.swaps[one], self.swaps[other], strict=True)])
-        return len(self.rows) - 1
+        return self._append(
+            [fewest, most, NONE, 0, 0, 0, 0, one, other],
+            np.minimum(self.least[one], self.least[other]),
+            np.maximum(self.most[one], self.most[other]),
+            [a and b for a, b in zip(self.swaps[one], self.swaps[other], strict=True)],
+        )
 
 
 def _swaps(gpus: int, places: tuple[int, ...], blocks: list[int]) -> list[bool]:

@@ -18,11 +18,11 @@ have brought the same version, no redistribution that could.
 
 from __future__ import annotations
 
-from rpeg_core.planning.bounds.compilation import jit
 from rpeg_core.planning.bounds.state import (
     APART,
     LINKS,
     MEETS,
+    MOST_PHASES,
     NODES,
     SPLIT,
     UNKNOWN,
@@ -37,10 +37,11 @@ from rpeg_core.planning.bounds.tables import (
     NONE,
     PAIR_BEFORE,
     PAIR_SHADOW,
-    PART,
     PHASES,
     PUBLICATION_TABLE,
     RIVALS,
+    ROW_FIRST,
+    ROW_STOP,
     SIZE,
     SPLIT_WHOLE,
     SPLIT_WORK,
@@ -50,6 +51,7 @@ from rpeg_core.planning.bounds.tables import (
     WHOLE,
     WORK,
 )
+from rpeg_core.planning.compiled.kernel import helper
 
 __all__ = [
     "END_END",
@@ -70,162 +72,188 @@ END_START, START_START, END_END, START_END = range(4)
 NEVER = -1.0
 
 
-@jit
-def _same(w, start, u, v):
-    """MEETS: same allocation; APART: different ones."""
-    if start[u] != NONE and start[v] != NONE:
-        return MEETS if start[u] == start[v] and w.fewest[u] == w.fewest[v] else APART
-    if w.most[u] < w.fewest[v] or w.most[v] < w.fewest[u]:
-        return APART
-    return UNKNOWN
-
-
-@jit
-def _tier(t, w, start, u, v):
-    low = min(start[u], start[v])
-    high = max(start[u] + w.fewest[u], start[v] + w.fewest[v]) - 1
-    if low // t.gpus_per_node == high // t.gpus_per_node:
-        return 0
-    return 1 if low // t.gpus_per_rack == high // t.gpus_per_rack else 2
-
-
-@jit
-def _link(w, u, v, shift, end_start, start_start, end_end, start_end):
-    i = w.counts[LINKS]
-    w.links[i, SOURCE] = u
-    w.links[i, TARGET] = v
-    w.links[i, SHIFT] = shift
-    w.delays[i, END_START] = end_start
-    w.delays[i, START_START] = start_start
-    w.delays[i, END_END] = end_end
-    w.delays[i, START_END] = start_end
-    w.counts[LINKS] = i + 1
-
-
-@jit
-def _transfer(t, w, v, seconds, since):
-    i = w.counts[NODES]
-    w.seconds[i] = seconds
-    w.work[i] = seconds * w.fewest[v] / t.gpus
-    w.runs_on[i] = v
-    w.since[i] = since
-    w.counts[NODES] = i + 1
-    return i
-
-
-@jit
-def build_template(t, group, start, row, w):
-    n = t.operators.shape[0]
-    w.counts[LINKS] = 0
-    w.counts[NODES] = n
+@helper
+def build_template(t, group, start, w):
+    """Nodes and links of the box that ``w`` describes, into the second part of ``w``."""
+    operators, groups, publications = t.operators, t.groups, t.publications
+    counts, links, delays, least, split, sequence = w.counts, w.links, w.delays, w.least, w.split, w.sequence
+    n = operators.shape[0]
+    counts[LINKS] = 0
+    counts[NODES] = n
     for v in range(n):
-        whole, split = w.least[v, WHOLE], w.least[v, SPLIT_WHOLE]
-        work, split_work = w.least[v, WORK], w.least[v, SPLIT_WORK]
-        known = w.split[v]
-        w.seconds[v] = whole if known == WHOLE_ONLY else split if known == SPLIT else min(whole, split)
-        area = work if known == WHOLE_ONLY else split_work if known == SPLIT else min(work, split_work)
-        w.work[v] = area / t.gpus
-        w.runs_on[v] = v
-        w.since[v] = 0
-        if t.operators[v, TRAINS]:
-            _link(w, v, v, 1, 0.0, NEVER, NEVER, NEVER)
-    for p in range(t.publications.shape[0]):
-        u, v, shift = t.publications[p, FROM_TRAINING], t.publications[p, TO_SERVING], t.publications[p, STEPS_LATER]
-        seconds = _publication_seconds(t, w, group, start, row, p, u, v)
-        if seconds > 0.0:
-            node = _transfer(t, w, v, seconds, shift)
-            _link(w, u, node, shift, 0.0, NEVER, NEVER, NEVER)
-            _link(w, node, v, 0, 0.0, NEVER, NEVER, NEVER)
-        else:
-            _link(w, u, v, shift, 0.0, NEVER, NEVER, NEVER)
+        whole, parts, work, split_work = least[v, WHOLE], least[v, SPLIT_WHOLE], least[v, WORK], least[v, SPLIT_WORK]
+        if split[v] == SPLIT:
+            whole, work = parts, split_work
+        elif split[v] == UNKNOWN:
+            whole, work = min(whole, parts), min(work, split_work)
+        _node(w.seconds, w.work, w.runs_on, w.since, v, v, whole, work / t.gpus, 0)
+        w.first[v] = v
+        if split[v] == SPLIT and t.phases <= MOST_PHASES:
+            w.first[v] = counts[NODES]
+            counts[NODES] += t.phases - 1
+            for q in range(t.phases):
+                node = v if q == t.phases - 1 else w.first[v] + q
+                seconds = least[v, PHASES + q]
+                share = seconds * w.fewest[v] / t.gpus
+                _node(w.seconds, w.work, w.runs_on, w.since, node, v, seconds, share, 0)
+                if q > 0:
+                    _precede(links, delays, counts, w.first[v] + q - 1, node, 0, 0.0)
+        if operators[v, TRAINS]:
+            _precede(links, delays, counts, v, v, 1, 0.0)
     place = 0
-    for node in range(n, w.counts[NODES]):
-        w.sequence[place] = node
-        place += 1
+    for p in range(publications.shape[0]):
+        u, v, shift = publications[p, FROM_TRAINING], publications[p, TO_SERVING], publications[p, STEPS_LATER]
+        u_start, u_stop, v_start, v_stop = start[u], start[u] + w.fewest[u], start[v], start[v] + w.fewest[v]
+        seconds = 0.0
+        if u_start != NONE and v_start != NONE and _brings(operators, start, w.fewest, w.most, publications[p], v):
+            size = groups[group[v], SIZE]
+            tier = _tier(t.gpus_per_node, t.gpus_per_rack, min(u_start, v_start), max(u_stop, v_stop))
+            if u_start != v_start or u_stop != v_stop:
+                shared = max(0, min(u_stop, v_stop) - max(u_start, v_start))
+                found = t.overlap_ranges[publications[p, PUBLICATION_TABLE], groups[group[u], SIZE], size]
+                for i in range(found[0], found[1]):
+                    if t.overlaps[i] == shared:
+                        seconds = t.overlap_seconds[i, tier]
+            elif _other_degrees(groups, t.row_degrees, group[u], group[v]):
+                seconds = t.reshard_seconds[v, size, tier]
+        if seconds > 0.0:
+            node = counts[NODES]
+            counts[NODES] = node + 1
+            sequence[place] = node
+            place += 1
+            _node(w.seconds, w.work, w.runs_on, w.since, node, v, seconds, seconds * w.fewest[v] / t.gpus, shift)
+            _precede(links, delays, counts, u, node, shift, 0.0)
+            _precede(links, delays, counts, node, w.first[v], 0, 0.0)
+        else:
+            _precede(links, delays, counts, u, w.first[v], shift, 0.0)
     for v in t.order:
-        u = t.operators[v, PAIR_BEFORE]
-        if u != NONE and not (t.operators[v, PAIR_SHADOW] and w.meet[u, v] != MEETS):
-            same = _same(w, start, u, v)
+        u = operators[v, PAIR_BEFORE]
+        if u != NONE and not (operators[v, PAIR_SHADOW] and w.meet[u, v] != MEETS):
+            same = _same(start, w.fewest, w.most, u, v)
             if same == APART:
-                _link(w, u, v, 0, 0.0, NEVER, NEVER, NEVER)
-            elif same == MEETS and row[u] != NONE and row[v] != NONE and t.row_degrees[row[u]] != t.row_degrees[row[v]]:
-                seconds = t.reshard_seconds[v, t.groups[group[v], SIZE], _tier(t, w, start, v, v)]
-                node = _transfer(t, w, v, seconds, 0)
-                w.sequence[place] = node
+                _precede(links, delays, counts, u, w.first[v], 0, 0.0)
+            elif same == MEETS and _other_degrees(groups, t.row_degrees, group[u], group[v]):
+                tier = _tier(t.gpus_per_node, t.gpus_per_rack, start[v], start[v] + w.fewest[v])
+                seconds = t.reshard_seconds[v, groups[group[v], SIZE], tier]
+                node = counts[NODES]
+                counts[NODES] = node + 1
+                sequence[place] = node
                 place += 1
-                _link(w, u, node, 0, 0.0, NEVER, NEVER, NEVER)
-                _link(w, node, v, 0, 0.0, NEVER, NEVER, NEVER)
-        w.sequence[place] = v
+                _node(w.seconds, w.work, w.runs_on, w.since, node, v, seconds, seconds * w.fewest[v] / t.gpus, 0)
+                _precede(links, delays, counts, u, node, 0, 0.0)
+                _precede(links, delays, counts, node, w.first[v], 0, 0.0)
+        if w.first[v] != v:
+            for q in range(t.phases - 1):
+                sequence[place] = w.first[v] + q
+                place += 1
+        sequence[place] = v
         place += 1
     for e in range(t.edges.shape[0]):
-        _data_link(t, group, start, w, e)
-
-
-@jit
-def _publication_seconds(t, w, group, start, row, p, u, v):
-    """Least seconds of the transfer of a publication, 0 where it may be a mere precedence."""
-    same = _same(w, start, u, v)
-    if start[u] == NONE or start[v] == NONE:
-        return 0.0
-    for o in range(t.operators.shape[0]):
-        if t.publications[p, RIVALS] >> o & 1 and _same(w, start, o, v) != APART:
-            return 0.0
-    before = t.operators[v, PAIR_BEFORE]
-    if before != NONE and _same(w, start, before, v) != APART:
-        return 0.0
-    table = t.publications[p, PUBLICATION_TABLE]
-    a, b = t.groups[group[u], SIZE], t.groups[group[v], SIZE]
-    if same == MEETS:
-        if row[u] == NONE or row[v] == NONE or t.row_degrees[row[u]] == t.row_degrees[row[v]]:
-            return 0.0
-        return t.reshard_seconds[v, b, _tier(t, w, start, v, v)]
-    shared = max(0, min(start[u] + w.fewest[u], start[v] + w.fewest[v]) - max(start[u], start[v]))
-    for i in range(t.overlap_ranges[table, a, b, 0], t.overlap_ranges[table, a, b, 1]):
-        if t.overlaps[i] == shared:
-            return t.overlap_seconds[i, _tier(t, w, start, u, v)]
-    return 0.0
-
-
-@jit
-def _data_link(t, group, start, w, e):
-    u, v, table = t.edges[e, EDGE_SOURCE], t.edges[e, EDGE_TARGET], t.edges[e, EDGE_TABLE]
-    placed = start[u] != NONE and start[v] != NONE
-    same = _same(w, start, u, v)
-    delay = 0.0
-    if placed and same == APART:
-        a, b = t.groups[group[u], SIZE], t.groups[group[v], SIZE]
-        delay = t.edge_seconds[table, 0, a, b, _tier(t, w, start, u, v)]
-    elif same == APART and t.groups[group[u], PART] == NONE and t.groups[group[v], PART] == NONE:
-        delay = t.edge_least[table, t.groups[group[u], SIZE], t.groups[group[v], SIZE]]
-    phased = WHOLE_ONLY
-    if t.edges[e, EDGE_GENERATED] and w.split[u] != WHOLE_ONLY and w.split[v] != WHOLE_ONLY:
-        phased = SPLIT if w.split[u] == SPLIT and w.split[v] == SPLIT else UNKNOWN
-    if phased == WHOLE_ONLY:
-        _link(w, u, v, 0, delay, NEVER, NEVER, NEVER)
-        return
-    q = t.phases
-    # Through the transfer of each phase: phases of u up to it, then those of v from it on.
-    first, last, through = 0.0, 0.0, 0.0
-    rest = 0.0
-    for i in range(q):
-        rest += w.least[v, PHASES + i]
-    done = 0.0
-    for i in range(q):
-        moved = 0.0
+        u, v, table = t.edges[e, EDGE_SOURCE], t.edges[e, EDGE_TARGET], t.edges[e, EDGE_TABLE]
+        a, b = groups[group[u], SIZE], groups[group[v], SIZE]
+        placed = start[u] != NONE and start[v] != NONE
+        tier = 0
         if placed:
-            a, b = t.groups[group[u], SIZE], t.groups[group[v], SIZE]
-            moved = t.edge_seconds[table, 1 + i, a, b, _tier(t, w, start, u, v)]
-        done += w.least[u, PHASES + i]
-        through = max(through, done + moved + rest)
-        rest -= w.least[v, PHASES + i]
-        if i == 0:
-            first = done + moved
-        if i == q - 1:
-            last = moved + w.least[v, PHASES + i]
-    if phased == UNKNOWN:
-        first = min(first, w.least[u, WHOLE])
-        last = min(last, w.least[v, WHOLE])
-        whole_u = min(w.least[u, WHOLE], w.least[u, SPLIT_WHOLE])
-        whole_v = min(w.least[v, WHOLE], w.least[v, SPLIT_WHOLE])
-        through = min(through, whole_u + whole_v)
-    _link(w, u, v, 0, NEVER, first, last, through)
+            first, stop = min(start[u], start[v]), max(start[u] + w.fewest[u], start[v] + w.fewest[v])
+            tier = _tier(t.gpus_per_node, t.gpus_per_rack, first, stop)
+        phased = WHOLE_ONLY
+        if t.edges[e, EDGE_GENERATED] and split[u] != WHOLE_ONLY and split[v] != WHOLE_ONLY:
+            phased = SPLIT if split[u] == SPLIT and split[v] == SPLIT else UNKNOWN
+        if phased == SPLIT and t.phases <= MOST_PHASES:
+            for q in range(t.phases):
+                last = q == t.phases - 1
+                before, after = u if last else w.first[u] + q, v if last else w.first[v] + q
+                _precede(links, delays, counts, before, after, 0, t.edge_seconds[table, 1 + q, a, b, tier])
+        elif phased != WHOLE_ONLY:
+            moved = t.edge_seconds[table, 1:, a, b, tier]
+            maybe = phased == UNKNOWN
+            _precede_by_phases(links, delays, counts, u, v, w.first, least[u], least[v], moved, placed, maybe)
+        else:
+            delay = 0.0
+            if _same(start, w.fewest, w.most, u, v) == APART:
+                if placed:
+                    delay = t.edge_seconds[table, 0, a, b, tier]
+                elif a != NONE and b != NONE:
+                    delay = t.edge_least[table, a, b]
+            _precede(links, delays, counts, u, w.first[v], 0, delay)
+
+
+@helper
+def _same(start, fewest, most, u, v):
+    """Whether two operators have the same allocation: MEETS when surely, APART when surely not."""
+    if start[u] != NONE and start[v] != NONE:
+        return MEETS if start[u] == start[v] and fewest[u] == fewest[v] else APART
+    return APART if most[u] < fewest[v] or most[v] < fewest[u] else UNKNOWN
+
+
+@helper
+def _brings(operators, start, fewest, most, publication, v):
+    """Whether a publication to v surely makes a transfer of its own, unless degrees and allocation are the same."""
+    for o in range(operators.shape[0]):
+        if publication[RIVALS] >> o & 1 and _same(start, fewest, most, o, v) != APART:
+            return False
+    before = operators[v, PAIR_BEFORE]
+    return before == NONE or _same(start, fewest, most, before, v) == APART
+
+
+@helper
+def _other_degrees(groups, row_degrees, one, other):
+    """Whether the layouts of two operators are known and have different degrees."""
+    first, second = groups[one, ROW_FIRST], groups[other, ROW_FIRST]
+    if groups[one, ROW_STOP] - first != 1 or groups[other, ROW_STOP] - second != 1:
+        return False
+    return row_degrees[first] != row_degrees[second]
+
+
+@helper
+def _tier(gpus_per_node, gpus_per_rack, first, stop):
+    if first // gpus_per_node == (stop - 1) // gpus_per_node:
+        return 0
+    return 1 if first // gpus_per_rack == (stop - 1) // gpus_per_rack else 2
+
+
+@helper
+def _node(seconds, work, runs_on, since, node, v, duration, share, first_step):
+    seconds[node] = duration
+    work[node] = share
+    runs_on[node] = v
+    since[node] = first_step
+
+
+@helper
+def _precede(links, delays, counts, u, v, shift, delay):
+    i = counts[LINKS]
+    counts[LINKS] = i + 1
+    links[i, SOURCE] = u
+    links[i, TARGET] = v
+    links[i, SHIFT] = shift
+    delays[i, END_START] = delay
+    delays[i, START_START] = NEVER
+    delays[i, END_END] = NEVER
+    delays[i, START_END] = NEVER
+
+
+@helper
+def _precede_by_phases(links, delays, counts, u, v, head, before, after, moved, placed, maybe):
+    """Link two operators phase by phase; ``before`` and ``after`` are their least costs, ``moved`` the transfers."""
+    last = len(moved) - 1
+    rest = 0.0
+    for q in range(last + 1):
+        rest += after[PHASES + q]
+    done, through = 0.0, 0.0
+    for q in range(last + 1):
+        done += before[PHASES + q]
+        through = max(through, done + rest + (moved[q] if placed else 0.0))
+        rest -= after[PHASES + q]
+    first = before[PHASES] + (moved[0] if placed else 0.0)
+    final = after[PHASES + last] + (moved[last] if placed else 0.0)
+    if maybe:
+        first, final = min(first, before[WHOLE]), min(final, after[WHOLE])
+        through = min(through, min(before[WHOLE], before[SPLIT_WHOLE]) + min(after[WHOLE], after[SPLIT_WHOLE]))
+    i = counts[LINKS]
+    _precede(links, delays, counts, head[u], head[v], 0, NEVER)
+    _precede(links, delays, counts, u, v, 0, NEVER)
+    _precede(links, delays, counts, head[u], v, 0, NEVER)
+    delays[i, START_START] = first
+    delays[i + 1, END_END] = final
+    delays[i + 2, START_END] = through

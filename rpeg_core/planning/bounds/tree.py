@@ -19,9 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from rpeg_core.costing.batches import Floats, Ints
-from rpeg_core.planning.bounds.compilation import jit
 from rpeg_core.planning.bounds.relaxation import least_makespan
-from rpeg_core.planning.bounds.state import Scratch
+from rpeg_core.planning.bounds.state import NODES, Scratch
 from rpeg_core.planning.bounds.tables import (
     FEWEST,
     NONE,
@@ -30,23 +29,27 @@ from rpeg_core.planning.bounds.tables import (
     ROOT,
     ROW_FIRST,
     ROW_STOP,
+    SIZE,
     START_FIRST,
     START_STOP,
+    WHOLE,
     WORK,
     BoxTables,
 )
+from rpeg_core.planning.compiled.kernel import helper, jit
 
-__all__ = ["BOUNDED", "Frontier", "build_frontier", "grow", "pop", "push", "top"]
+__all__ = ["BOUNDED", "OPEN", "Frontier", "build_frontier", "grow", "pop", "push", "top"]
 
 # Entries of Frontier.counts.
 OPEN, STORED, FREE, BOUNDED, WIDEST = range(5)
 
 # Planes of Frontier.boxes.
-GROUP, START, ROW = range(3)
+GROUP, START, BRANCH = range(3)
 
 
 class Frontier(NamedTuple):
-    """The open boxes: a heap of (least makespan, slot), and their operators' groups, starts and rows by slot."""
+    """The open boxes: a heap of (least makespan, slot), and by slot their operators' groups and starts,
+    and the operator to branch on."""
 
     counts: Ints
     branch_order: Ints
@@ -60,7 +63,7 @@ def build_frontier(t: BoxTables, w: Scratch, capacity: int) -> Frontier:
     """A frontier of one box, everything; empty when nothing fits. It never holds more than ``capacity`` boxes."""
     operators = len(t.operators)
     everything = t.operators[:, ROOT]
-    widest = max(2, int((t.groups[:, [ROW_STOP, START_STOP]] - t.groups[:, [ROW_FIRST, START_FIRST]]).max()))
+    widest = max(2, int((t.groups[:, START_STOP] - t.groups[:, START_FIRST]).max()))
     order = np.argsort(-t.least[everything, WORK], kind="stable")
     f = Frontier(
         counts=np.array([0, 0, 0, 0, widest]),
@@ -68,21 +71,21 @@ def build_frontier(t: BoxTables, w: Scratch, capacity: int) -> Frontier:
         heap_makespan=np.zeros(capacity),
         heap_slot=np.zeros(capacity, np.int64),
         free=np.zeros(capacity, np.int64),
-        boxes=np.full((capacity, 3, operators), NONE, np.int32),
+        boxes=np.empty((capacity, 3, operators), np.int32),  # takes memory only where it is used
     )
     everything = everything.copy()
     nothing = np.full(operators, NONE, np.int64)
-    _consider(t, f, w, 0.0, everything, nothing, nothing, np.inf)
+    push(f, 0.0, everything, nothing, order[0])
     return f
 
 
 def top(f: Frontier) -> np.ndarray:
-    """Group, start and row of each operator in the box of least makespan, shape (3, operators)."""
-    return f.boxes[f.heap_slot[0]]
+    """Group and start of each operator in the box of least makespan, shape (2, operators)."""
+    return f.boxes[f.heap_slot[0], :BRANCH]
 
 
-@jit
-def push(f, makespan, group, start, row):
+@helper
+def push(f, makespan, group, start, branch):
     if f.counts[FREE] > 0:
         f.counts[FREE] -= 1
         slot = f.free[f.counts[FREE]]
@@ -92,7 +95,7 @@ def push(f, makespan, group, start, row):
     for v in range(group.shape[0]):
         f.boxes[slot, GROUP, v] = group[v]
         f.boxes[slot, START, v] = start[v]
-        f.boxes[slot, ROW, v] = row[v]
+    f.boxes[slot, BRANCH, 0] = branch
     i = f.counts[OPEN]
     f.counts[OPEN] += 1
     while i > 0 and f.heap_makespan[(i - 1) // 2] > makespan:
@@ -104,15 +107,14 @@ def push(f, makespan, group, start, row):
 
 
 @jit
-def pop(f, group, start, row):
-    """Remove the box with the least makespan into the three arrays; returns its makespan."""
+def pop(f, group, start):
+    """Remove the box with the least makespan into the two arrays; returns its makespan."""
     makespan, slot = f.heap_makespan[0], f.heap_slot[0]
     f.free[f.counts[FREE]] = slot
     f.counts[FREE] += 1
     for v in range(group.shape[0]):
         group[v] = f.boxes[slot, GROUP, v]
         start[v] = f.boxes[slot, START, v]
-        row[v] = f.boxes[slot, ROW, v]
     f.counts[OPEN] -= 1
     count = f.counts[OPEN]
     moved, moved_slot = f.heap_makespan[count], f.heap_slot[count]
@@ -132,80 +134,119 @@ def pop(f, group, start, row):
 
 
 @jit
-def grow(t, f, w, cutoff, budget, layouts):
+def grow(t, f, w, cutoff, budget, plans):
     """Branch on the most promising box, again and again.
 
     Args:
         t, f, w: tables, frontier and scratch.
         cutoff: boxes that cannot be faster are dropped.
         budget: number of boxes to bound, approximately.
-        layouts: branch on layouts too; otherwise boxes are decided when every operator is placed.
+        plans: stop at a placed box of so many plans or fewer, counted by layouts.
 
     Returns:
-        ``(least makespan over the frontier, whether the box on top is decided)``; the makespan is infinite when the
-        frontier is empty.
+        ``(least makespan over the frontier, whether it stopped at such a box, then on top)``; the makespan is
+        infinite when the frontier is empty.
     """
     n = t.operators.shape[0]
-    group, start, row = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
+    group, start = np.empty(n, np.int64), np.empty(n, np.int64)
     stop = f.counts[BOUNDED] + budget
     while f.counts[OPEN] > 0:
         if f.heap_makespan[0] >= cutoff:
             f.counts[OPEN] = 0
             break
+        if f.counts[OPEN] + f.counts[WIDEST] >= f.heap_slot.shape[0]:
+            _purge(f, cutoff)
         if f.counts[BOUNDED] >= stop or f.counts[OPEN] + f.counts[WIDEST] >= f.heap_slot.shape[0]:
             return f.heap_makespan[0], False
-        v = _undecided(t, f, layouts)
-        if v == NONE:
+        slot = f.heap_slot[0]
+        v = f.boxes[slot, BRANCH, 0]
+        if f.boxes[slot, START, v] != NONE and _plans(t, f.boxes[slot, GROUP]) <= plans:
             return f.heap_makespan[0], True
-        makespan = pop(f, group, start, row)
+        makespan = pop(f, group, start)
         g = group[v]
-        if t.groups[g, PART] != NONE:
+        if t.groups[g, SIZE] == NONE or start[v] != NONE:
             for part in (PART, OTHER_PART):
                 group[v] = t.groups[g, part]
-                _consider(t, f, w, makespan, group, start, row, cutoff)
-        elif start[v] == NONE:
-            first = t.groups[g, START_FIRST]
-            for i in range(first, t.groups[g, START_STOP]):
-                fresh = True
-                for j in range(first, i):
-                    if interchangeable(t, group, start, v, t.starts[j], t.starts[i]):
-                        fresh = False
-                        break
-                if fresh:
-                    start[v] = t.starts[i]
-                    _consider(t, f, w, makespan, group, start, row, cutoff)
-                    start[v] = NONE
-        else:
-            for r in range(t.groups[g, ROW_FIRST], t.groups[g, ROW_STOP]):
-                row[v] = r
-                _consider(t, f, w, makespan, group, start, row, cutoff)
+                _consider(t, f, w, makespan, group, start, cutoff)
+            continue
+        first = t.groups[g, START_FIRST]
+        for i in range(first, t.groups[g, START_STOP]):
+            fresh = True
+            for j in range(first, i):
+                if interchangeable(t, group, start, v, t.starts[j], t.starts[i]):
+                    fresh = False
+                    break
+            if fresh:
+                start[v] = t.starts[i]
+                _consider(t, f, w, makespan, group, start, cutoff)
+                start[v] = NONE
     return np.inf, False
 
 
-@jit
-def _undecided(t, f, layouts):
-    """The operator to branch on in the box on top, NONE when it is decided."""
-    slot = f.heap_slot[0]
-    for v in f.branch_order:
-        if f.boxes[slot, START, v] == NONE:
-            return v
-    if layouts:
-        for v in f.branch_order:
-            if f.boxes[slot, ROW, v] == NONE:
-                return v
-    return NONE
+@helper
+def _purge(f, cutoff):
+    """Drop the boxes that a lower cutoff has made useless."""
+    kept = 0
+    for i in range(f.counts[OPEN]):
+        if f.heap_makespan[i] < cutoff:
+            f.heap_makespan[kept] = f.heap_makespan[i]
+            f.heap_slot[kept] = f.heap_slot[i]
+            kept += 1
+        else:
+            f.free[f.counts[FREE]] = f.heap_slot[i]
+            f.counts[FREE] += 1
+    f.counts[OPEN] = kept
+    order = np.argsort(f.heap_makespan[:kept])  # an ascending array is a heap
+    f.heap_makespan[:kept] = f.heap_makespan[:kept][order]
+    f.heap_slot[:kept] = f.heap_slot[:kept][order]
 
 
-@jit
-def _consider(t, f, w, parent, group, start, row, cutoff):
-    """Bound a part of a box; a bound of the whole holds for its parts too."""
+@helper
+def _consider(t, f, w, parent, group, start, cutoff):
+    """Bound a part of a box and keep it unless it is too slow; a bound of the whole holds for its parts too."""
     f.counts[BOUNDED] += 1
-    makespan = max(parent, least_makespan(t, group, start, row, w))
+    makespan = max(parent, least_makespan(t, group, start, w))
     if makespan < cutoff:
-        push(f, makespan, group, start, row)
+        push(f, makespan, group, start, _branch(t, f, group, start, w))
 
 
-@jit
+@helper
+def _branch(t, f, group, start, w):
+    """The operator to branch on in the box that was bounded last.
+
+    The first one without a place; else the one whose layouts can lengthen the schedule most: their range of times over
+    all steps, less the time by which the operator could be later.
+    """
+    for v in f.branch_order:
+        if start[v] == NONE:
+            return v
+    nodes, longest = w.counts[NODES], 0.0
+    through = w.load
+    through[:] = 0.0
+    for x in range(nodes):
+        for k in range(w.since[x], t.steps):
+            through[w.runs_on[x]] = max(through[w.runs_on[x]], w.done[k, x] + w.left[k, x])
+            longest = max(longest, w.done[k, x] + w.left[k, x])
+    chosen, most = f.branch_order[0], -np.inf
+    for v in f.branch_order:
+        g = group[v]
+        if t.groups[g, PART] != NONE:
+            score = t.steps * (t.most[g, WHOLE] - t.least[g, WHOLE]) - (longest - through[v])
+            if score > most:
+                chosen, most = v, score
+    return chosen
+
+
+@helper
+def _plans(t, group):
+    """Combinations of layouts in a placed box."""
+    count = 1
+    for g in group:
+        count *= t.groups[g, ROW_STOP] - t.groups[g, ROW_FIRST]
+    return count
+
+
+@helper
 def interchangeable(t, group, start, v, one, other):
     """Whether a swap of two blocks of GPUs maps start ``one`` of v to ``other`` and every other box to itself."""
     n = t.operators.shape[0]
