@@ -46,7 +46,7 @@ from rpeg_core.testing.toys import (
     toy_workload,
 )
 
-SLOW = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+SLOW = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def uneven_costs(seed: int, exponent: float, transfers: float) -> list:

@@ -1,15 +1,16 @@
 """The precedences that every configuration in a box has, as a template of one step (numba).
 
-Nodes are the operators and those transfers of weights whose least duration is known and not 0; each has its instance in
-every step. A *link* from u to v, ``shift`` steps later, is a system of inequalities between starts S and ends E:
+Nodes are the operators, phase by phase where a split is certain, and those transfers of weights whose least duration is
+known and not 0; each has its instance in every step. An operator's own number is its last phase. A *link* from u to v,
+``shift`` steps later, is a system of inequalities between starts S and ends E:
 
-* end-start ``S_v >= E_u + d``: a data edge with its transfer, a publication, the order of updates, Stage 3. ``d`` is
-  the transfer's duration when both allocations are known, the least over the tiers when only their sizes are known
-  and differ, else 0. Transfers of data get no node: they are short, and leaving out their load is a relaxation.
-* start-start, end-end and start-end: a data edge between two split operators. Phase q of v waits for the transfer of
-  phase q of u, so v starts after the first phase of u, ends at least its last phase after u, and ends after the
-  phases of u up to q and of v from q on, for each q. When it is open whether they are split, the smaller of both
-  cases counts.
+* end-start ``S_v >= E_u + d``: a data edge with its transfer, whole or of a phase, a publication, the order of updates,
+  Stage 3. ``d`` is the transfer's duration when both allocations are known, the least over the tiers when only their
+  sizes are known and differ, else 0. Transfers of data get no node: they are short, and leaving out their load is a
+  relaxation.
+* start-start, end-end and start-end: a data edge that may be one between split operators. Phase q of v waits for the
+  transfer of phase q of u, so v starts after the first phase of u, ends at least its last phase after u, and ends after
+  the phases of u up to q and of v from q on, for each q. The smaller of this and the unsplit case counts.
 
 A transfer of weights is a node, because it takes as long as an operator and reserves its destination: there it competes
 with operators. It has a duration only when the box makes it certain: allocations known, no earlier transfer that could

@@ -22,6 +22,7 @@ from rpeg_core.planning.structures import Structure
 from rpeg_core.records import CostTerm, Target
 from rpeg_core.settings import check_settings_class
 from rpeg_core.spec.machine import DeviceSpace
+from rpeg_core.testing.conformance import parametrize_checks
 from rpeg_core.testing.toys import (
     SKEWED,
     active,
@@ -34,7 +35,7 @@ from rpeg_core.testing.toys import (
     toy_workload,
 )
 
-SLOW = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+SLOW = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def uneven_seconds(seed: int) -> CostTerm:
@@ -223,6 +224,17 @@ def test_a_full_tree_ends_the_search_with_its_gap():
     small = run(problem, open_boxes=64, evaluated_at_once=1)
     assert small.stopped == "budget"
     assert small.evaluation.tokens_per_s >= optimum.evaluation.tokens_per_s * (1 - small.gap) * (1 - 1e-9)
+
+
+@parametrize_checks(rpeg_search_strategies())
+def test_conforms(check):
+    make_compiled()
+    check()
+
+
+def make_compiled() -> None:
+    """Compiles before a check looks at the clock."""
+    run(make_problem([toy_mini()]), SearchBudget(evaluations=1))
 
 
 def test_the_record_and_its_settings():
