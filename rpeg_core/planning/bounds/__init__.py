@@ -4,7 +4,7 @@
 splits boxes until the bound is tight, ``certificate`` is what reports use. Importing this package imports numba.
 """
 
-from rpeg_core.planning.bounds.certificate import DEFAULT_BOXES, Bound, gap, problem_bound, upper_bound
+from rpeg_core.planning.bounds.certificate import DEFAULT_BOXES, Bound, can_split, gap, problem_bound, upper_bound
 from rpeg_core.planning.bounds.tables import BOUNDS_FINGERPRINT
 
-__all__ = ["BOUNDS_FINGERPRINT", "DEFAULT_BOXES", "Bound", "gap", "problem_bound", "upper_bound"]
+__all__ = ["BOUNDS_FINGERPRINT", "DEFAULT_BOXES", "Bound", "can_split", "gap", "problem_bound", "upper_bound"]

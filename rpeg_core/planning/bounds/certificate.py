@@ -15,7 +15,7 @@ from rpeg_core.planning.bounds.tables import build_box_tables
 from rpeg_core.planning.compiled import CompiledEvaluator, Tables, build_tables
 from rpeg_core.planning.problem import Problem, StructureProblem
 
-__all__ = ["DEFAULT_BOXES", "Bound", "evaluator_tables", "gap", "problem_bound", "upper_bound"]
+__all__ = ["DEFAULT_BOXES", "Bound", "can_split", "evaluator_tables", "gap", "problem_bound", "upper_bound"]
 
 DEFAULT_BOXES = 12_000
 """Boxes bounded per structure at most: about half a second. The bound holds wherever it stops."""
@@ -92,7 +92,7 @@ def upper_bound(
         return Bound(
             tokens_per_s=0.0, makespan_s=np.inf, reason=f"{problem.empty_operator} fits no GPU in any legal layout"
         )
-    if (1 + MOST_PHASES) * len(problem.candidates) + len(problem.rpeg.publication_edges) > MAX_NODES:
+    if not can_split(problem):
         return _work_bound(problem, tokens)
     cutoff = tokens / known_tokens_per_s if known_tokens_per_s > 0.0 else np.inf
     tables = build_box_tables(problem, evaluator_tables(problem))
@@ -116,6 +116,11 @@ def upper_bound(
         reason=_reason(problem.operators, scratch),
         boxes=count,
     )
+
+
+def can_split(problem: StructureProblem) -> bool:
+    """Whether the structure is small enough for sets of plans to be split; larger ones get a bound from their work."""
+    return (1 + MOST_PHASES) * len(problem.candidates) + len(problem.rpeg.publication_edges) <= MAX_NODES
 
 
 def evaluator_tables(problem: StructureProblem) -> Tables:

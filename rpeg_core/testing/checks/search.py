@@ -186,10 +186,11 @@ def _run(
         if calls == cancel_after:
             watched.cancel()
 
+    given.prepare()  # compiled before the clock runs, as the planner has it
+    if record.prepare is not None:
+        record.prepare(given)
     evaluators = []
     for structure in given.structures:
-        if structure.empty_operator is None:
-            structure.evaluator.evaluate((0,) * len(structure.candidates))  # compiled before the clock runs
         evaluators.append(_Counted(structure.evaluator, evaluated))
         structure.__dict__["evaluator"] = evaluators[-1]  # in place of the cached property
     if cancel_after == 0:

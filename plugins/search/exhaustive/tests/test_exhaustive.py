@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from rpeg_plugin_exhaustive import EXHAUSTIVE, Settings, rpeg_search_strategies
 
 from rpeg_core.costing.batches import OperatorBatch
+from rpeg_core.errors import UsageError
 from rpeg_core.passes.evaluate import EvaluationOptions
 from rpeg_core.passes.score import Objective
+from rpeg_core.planning.bounds import certificate
 from rpeg_core.planning.compiled import CompiledEvaluator
 from rpeg_core.planning.problem import Problem, build_structure
 from rpeg_core.planning.search import Progress, SearchBudget, SearchResult
@@ -188,6 +190,12 @@ def test_a_structure_without_candidates_is_left_out():
     fine = make_problem([toy_mini(tau=1)])
     problem = attrs.evolve(fine, structures=(make_problem([toy_ppo()], state=5000.0).structures[0], *fine.structures))
     assert run(problem).best.structure == 1
+
+
+def test_a_graph_too_large_for_the_proof_is_refused(monkeypatch):
+    monkeypatch.setattr(certificate, "MAX_NODES", 1)
+    with pytest.raises(UsageError, match="operators, too many for the bounds"):
+        run(make_problem([toy_mini(tau=0)]))
 
 
 def test_cancelled_before_and_in_the_middle():

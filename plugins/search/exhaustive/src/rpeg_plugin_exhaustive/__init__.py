@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rpeg_core import SearchStrategy, hookimpl
 from rpeg_plugin_exhaustive.settings import Settings
-from rpeg_plugin_exhaustive.strategy import run
+from rpeg_plugin_exhaustive.strategy import prepare, run
 
 __all__ = ["EXHAUSTIVE", "Settings", "rpeg_search_strategies"]
 
@@ -13,6 +13,7 @@ EXHAUSTIVE = SearchStrategy(
     summary="Branch and bound over all plans: proves the optimum, or how far from it the best plan can be.",
     guarantee="optimal",
     run=run,
+    prepare=prepare,
     settings=Settings,
 )
 
