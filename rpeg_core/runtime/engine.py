@@ -2,7 +2,9 @@
 
 Policy. A node is *ready* when its predecessors are done. It is dispatched when every GPU that it holds is free: an
 operator's allocation, a transfer's destination and its source. Among the ready nodes the order is: earlier RL step,
-transfers (COMM, RESHARD) before operators, then topological order. A node that has to wait for a GPU does not keep
+transfers (COMM, RESHARD) before operators, then topological order. A transfer belongs to the step that made what it
+carries: published weights of step k go before the data of step k + 1, or else a busy trainer would hold them up until
+its next update. A node that has to wait for a GPU does not keep
 others off the GPUs that it could have (no reservation). Predicted times play no part.
 
 Memory. At most ``window.depth`` steps are in progress: step k opens when all nodes of step ``k - depth`` are done, so
@@ -106,8 +108,9 @@ class Engine:
         self._free = (1 << self._segments.count) - 1
         self._open: dict[int, _OpenStep] = {}
         self._oldest = self._next = 0
-        self._new: list[tuple[int, int, int]] = []  # a heap of (step, rank, position): ready, not looked at yet
-        self._blocked: list[list[tuple[int, int, int]]] = [[] for _ in range(self._segments.count)]  # heaps too
+        # heaps of (step that made what is carried, rank, step, position): ready and not looked at yet, and held up
+        self._new: list[tuple[int, int, int, int]] = []
+        self._blocked: list[list[tuple[int, int, int, int]]] = [[] for _ in range(self._segments.count)]
         self._freed: set[int] = set()  # segments that became free since the last look
         self._running: dict[tuple[int, int], float] = {}  # (step, position) -> time of dispatch, oldest first
         self._unread: dict[tuple[int, int, str], int] = {}  # (step, position, container) -> readers not done
@@ -225,7 +228,8 @@ class Engine:
     def _make_ready(self, step: int, opened: _OpenStep, position: int, time_s: float) -> None:
         opened.state[position] = _READY
         self._log.append((time_s, self._window.index(step, position), "ready"))
-        heapq.heappush(self._new, (step, opened.shape.rank[position], position))
+        shape = opened.shape
+        heapq.heappush(self._new, (step - shape.carried[position], shape.rank[position], step, position))
 
     # Nodes
 
@@ -245,7 +249,7 @@ class Engine:
                 heapq.heapreplace(heads, (queue[0], segment, queue))
             else:
                 heapq.heappop(heads)
-            step, _, position = candidate
+            _, _, step, position = candidate
             opened = self._open[step]
             busy = opened.places.masks[position] & ~self._free
             if busy:

@@ -44,6 +44,7 @@ class StepShape:
         writes: the containers that it makes.
         readers: for each container of ``writes``, on to the nodes that read it.
         rank: place in the order of execution within the step: transfers first, then topological.
+        carried: for a transfer, how many steps earlier what it carries was made; 0 for an operator.
     """
 
     nodes: tuple[Node, ...]
@@ -53,6 +54,7 @@ class StepShape:
     writes: tuple[tuple[str, ...], ...]
     readers: tuple[tuple[tuple[NodeRef, ...], ...], ...]
     rank: tuple[int, ...]
+    carried: tuple[int, ...]
 
 
 class Window:
@@ -231,6 +233,10 @@ def _shape(steps: list[_Step], k: int, reads: ArtifactReads) -> StepShape:
         writes=writes,
         readers=tuple(tuple(map(tuple, by_container.values())) for by_container in readers),
         rank=_ranks(step),
+        carried=tuple(
+            0 if node.kind is NodeKind.OP else max((distance for distance, _ in before), default=0)
+            for node, before in zip(step.nodes, step.predecessors, strict=True)
+        ),
     )
 
 

@@ -56,12 +56,12 @@ def test_asynchronous_and_apart_generation_overlaps_training(execute: Execute) -
         ("COMM completions->actor_training@0", 4.0, 5.0),
         ("actor_training@0", 5.0, 7.0),
         ("actor_generation@1", 5.0, 9.0),  # the transfer held the source until 5
-        ("COMM completions->actor_training@1", 9.0, 10.0),  # an earlier step than the weights of step 2
-        ("actor_training@1", 10.0, 12.0),
-        ("COMM W_actor->actor_generation@2", 12.0, 13.0),  # its source trains until 12
-        ("actor_generation@2", 13.0, 17.0),
-        ("COMM completions->actor_training@2", 17.0, 18.0),
-        ("actor_training@2", 18.0, 20.0),
+        ("COMM W_actor->actor_generation@2", 9.0, 10.0),  # made in step 0, so before the data of step 1
+        ("COMM completions->actor_training@1", 10.0, 11.0),
+        ("actor_training@1", 11.0, 13.0),
+        ("actor_generation@2", 11.0, 15.0),
+        ("COMM completions->actor_training@2", 15.0, 16.0),
+        ("actor_training@2", 16.0, 18.0),
     ]
 
 

@@ -112,6 +112,12 @@ def naive_order(case: Configuration, steps: int, seconds_of: Callable[[Node], fl
     ends: dict[int, float] = {}
     running: dict[int, float] = {}
     order: list[Node] = []
+
+    def made_in(node: Node) -> int:
+        """The step of an operator, for a transfer that of what it carries."""
+        sources = [graph.nodes[p].step for p in predecessors[node.index]]
+        return node.step if node.kind is NodeKind.OP else min(sources, default=node.step)
+
     now = 0.0
     while len(ends) < len(graph.nodes):
         while True:
@@ -129,7 +135,7 @@ def naive_order(case: Configuration, steps: int, seconds_of: Callable[[Node], fl
             ]
             if not ready:
                 break
-            chosen = min(ready, key=lambda n: (n.step, window.shape(n.step).rank[position[n.index]]))
+            chosen = min(ready, key=lambda n: (made_in(n), window.shape(n.step).rank[position[n.index]], n.step))
             running[chosen.index] = now + seconds_of(named[chosen.index])
             order.append(named[chosen.index])
         now = min(running.values())
