@@ -9,6 +9,7 @@ import click
 from rpeg_core.cli import ui
 from rpeg_core.cli.context import CommandContext, pass_context
 from rpeg_core.cli.exit_codes import ExitCode
+from rpeg_core.cli.parameters import TIME_LIMIT
 
 __all__ = ["command"]
 
@@ -18,7 +19,7 @@ __all__ = ["command"]
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), default=Path("plan.json"), show_default=True, help="Plan file."
 )
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Time to search.")
+@click.option("--seconds", type=TIME_LIMIT, help="Time to search.")
 @click.option("--evaluations", type=click.IntRange(1), help="Configurations to evaluate at most.")
 @click.option("--seed", type=click.IntRange(0), help="Seed of the search.")
 @click.option("--strategy", metavar="NAME", help="Search strategy.")

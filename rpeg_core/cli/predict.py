@@ -11,6 +11,7 @@ import click
 from rpeg_core.cli import ui
 from rpeg_core.cli.context import CommandContext, pass_context
 from rpeg_core.cli.exit_codes import ExitCode
+from rpeg_core.cli.parameters import TIME_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +33,7 @@ SECONDS = 5.0
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the plan to this file.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(0, min_open=True),
+    type=TIME_LIMIT,
     help="Time to search for what is not pinned; default 5 s, unless --evaluations is given.",
 )
 @click.option("--evaluations", type=click.IntRange(1), help="Configurations to evaluate at most.")

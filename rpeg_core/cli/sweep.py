@@ -15,6 +15,7 @@ import click
 from rpeg_core.cli import ui
 from rpeg_core.cli.context import CommandContext, pass_context
 from rpeg_core.cli.exit_codes import ExitCode
+from rpeg_core.cli.parameters import TIME_LIMIT
 from rpeg_core.errors import UsageError, suggest
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class _Names(click.ParamType):
 @click.option("--hardware", type=_Names(), help="Hardware profiles.")
 @click.option("--prompts", type=_Numbers(), help="Prompts per step.")
 @click.option("--response-tokens", type=_Numbers(), help="Response lengths; response_lengths scale with them.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Time to search, per point.")
+@click.option("--seconds", type=TIME_LIMIT, help="Time to search, per point.")
 @click.option("--evaluations", type=click.IntRange(1), help="Configurations to evaluate at most, per point.")
 @click.option("--seed", type=click.IntRange(0), help="Seed of the searches.")
 @click.option("--strategy", metavar="NAME", help="Search strategy.")

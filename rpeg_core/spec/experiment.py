@@ -25,6 +25,10 @@ from rpeg_core.spec.workload import LengthQuantile, Workload
 __all__ = ["Cluster", "Experiment", "SearchChoice", "load_experiment", "parse_experiment"]
 
 
+MOST_STEPS = 1_000
+"""K_eval of the paper is 8; evaluating takes time in proportion to it."""
+
+
 @attrs.frozen(kw_only=True)
 class Cluster:
     """``cluster:``. ``gpus_per_node`` None takes the profile's; ``memory_gb`` overrides its GPU memory (10^9 B).
@@ -134,6 +138,8 @@ def load_experiment(path: Path | str) -> Experiment:
         ) from error
     try:
         document = yaml.safe_load(text)
+    except RecursionError:
+        raise ExperimentError(f"{path} is nested too deeply") from None
     except yaml.YAMLError as error:
         raise ExperimentError(f"{path} is not valid YAML", facts=[_yaml_problem(error)]) from error
     return parse_experiment(document, base_dir=path.parent)
@@ -179,7 +185,7 @@ def parse_experiment(document: object, *, base_dir: Path = Path()) -> Experiment
             kind=objective.text("kind", Objective().kind),
             max_throughput_loss=objective.number("max_throughput_loss", Objective().max_throughput_loss),
         ),
-        horizon_steps=objective.integer("horizon_steps", 8, minimum=1),
+        horizon_steps=objective.integer("horizon_steps", 8, minimum=1, maximum=MOST_STEPS),
         split_lengths=objective.boolean("split_lengths", True),
         search=_search(root.section("search", optional=True)),
         pins=_pins(root.section("pin", optional=True)),
@@ -380,11 +386,16 @@ class _Section:
     def boolean(self, name: str, default: bool) -> bool:
         return self._value(name, default, lambda v: isinstance(v, bool), "true or false")
 
-    def integer(self, name: str, default: int | None = None, *, minimum: int | None = None) -> int:
+    def integer(
+        self, name: str, default: int | None = None, *, minimum: int | None = None, maximum: int | None = None
+    ) -> int:
         allowed = "a whole number" + ("" if minimum is None else f" >= {minimum}")
+        allowed += "" if maximum is None else f" and <= {maximum}"
 
         def fits(value: object) -> bool:
-            return isinstance(value, int) and not isinstance(value, bool) and (minimum is None or value >= minimum)
+            if not isinstance(value, int) or isinstance(value, bool):
+                return False
+            return (minimum is None or value >= minimum) and (maximum is None or value <= maximum)
 
         return self._value(name, default, fits, allowed)
 

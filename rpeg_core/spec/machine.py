@@ -26,6 +26,10 @@ __all__ = [
 ]
 
 
+MOST_GPUS = 65_536
+"""Beyond this the candidates of an operator, some thirty for each GPU, no longer fit in memory."""
+
+
 class Tier(enum.IntEnum):
     """How far apart communicating GPUs are; larger is slower (paper, section V-A1)."""
 
@@ -75,6 +79,10 @@ class DeviceSpace:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ExperimentError(f"cluster.{name} is {value!r}", facts=["allowed: an integer of at least 1"])
+        if self.gpus > MOST_GPUS:
+            raise ExperimentError(
+                f"the cluster has {self.gpus:,} GPUs ({self})", facts=[f"allowed: at most {MOST_GPUS:,}"]
+            )
 
     @property
     def gpus(self) -> int:

@@ -11,6 +11,10 @@ from rpeg_core.errors import ExperimentError
 __all__ = ["LengthPhase", "LengthQuantile", "Workload"]
 
 
+MOST = 10**9
+"""Larger workloads are mistakes; their divisors would take too long to list."""
+
+
 @attrs.frozen
 class LengthQuantile:
     """``fraction`` of all responses are finished after ``tokens`` generated tokens (paper, Def. A.9)."""
@@ -72,6 +76,8 @@ class Workload:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ExperimentError(f"workload.{name} is {value!r}", facts=["allowed: an integer of at least 1"])
+            if value > MOST:
+                raise ExperimentError(f"workload.{name} is {value!r}", facts=[f"allowed: at most {MOST:,}"])
         if self.bytes_per_element not in (2, 4):
             raise ExperimentError(
                 f"workload.bytes_per_element is {self.bytes_per_element!r}",

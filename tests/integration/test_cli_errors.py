@@ -271,3 +271,41 @@ def test_an_unknown_operator_is_refused(rpeg, plan_file) -> None:
         "critic_training\n"
         "hint: did you mean 'actor_training'?\n",
     )
+
+
+@pytest.mark.parametrize("text", ["nan", "inf"])
+def test_a_search_without_end_is_refused(rpeg, experiment, text) -> None:
+    ran = rpeg("plan", experiment(), "--seconds", text)
+    assert (ran.code, ran.out) == (2, "")
+    assert f"{text} is not a finite number" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("prompts: 64", "prompts: 100000000000000000000000", "allowed: at most 1,000,000,000"),
+        ("nodes_per_rack: 1", "nodes_per_rack: 1000000", "allowed: at most 65,536"),
+        ("gpus_per_node: 8", "gpus_per_node: 100000000000", "allowed: at most 65,536"),
+    ],
+)
+def test_sizes_beyond_reason_are_refused_at_once(rpeg, tmp_path, before, after, message) -> None:
+    text = (
+        "algorithm: ppo\n"
+        "models: {actor: {config: openai-community/gpt2}, critic: {same_as: actor}, reward: {same_as: actor}, "
+        "reference: {same_as: actor}}\n"
+        "workload: {prompts: 64, prompt_tokens: 128, response_tokens: 256}\n"
+        "cluster: {hardware: h100, nodes_per_rack: 1, gpus_per_node: 8}\n"
+    )
+    path = tmp_path / "large.yaml"
+    path.write_text(text.replace(before, after))
+    ran = rpeg("plan", path)
+    assert ran.code == 4
+    assert message in ran.err
+
+
+def test_a_file_nested_too_deeply_is_no_internal_error(rpeg, tmp_path) -> None:
+    path = tmp_path / "deep.yaml"
+    path.write_text("a: " + "[" * 5000 + "]" * 5000)
+    ran = rpeg("plan", path)
+    assert ran.code == 4
+    assert "is nested too deeply" in ran.err
