@@ -47,6 +47,7 @@ def command(
     would make one fit are named.
     """
     from rpeg_core.cli import planning
+    from rpeg_core.errors import PlanFileError
     from rpeg_core.report import documents, summary
     from rpeg_core.report.tables import operator_table
     from rpeg_core.settings import parse_override
@@ -63,7 +64,7 @@ def command(
         seed=seed,
         strategy=strategy,
     )
-    planning.writable(output)
+    planning.writable(output, experiment)
     problem = planner.problem()
     planner.strategy()  # a wrong name or setting is an error before the search, not after it
     outcome, stopped = planning.searched(planner, problem, registry, verbose=verbose)
@@ -74,14 +75,18 @@ def command(
     structure = outcome.structure(winner)
     found_by = None if winner.result is None else winner.name
     plan = planner.plan(structure, structure.plan(winner.solution.choice), documents.search(outcome), found_by)
-    plan.save(output)
+    unsaved: PlanFileError | None = None
+    try:
+        plan.save(output)
+    except PlanFileError as error:  # the plan is shown all the same
+        unsaved = error
     remarks = planning.announce(plan, registry)
     if as_json:
         ui.print_json(
             {
                 "feasible": True,
                 "interrupted": stopped,
-                "plan_file": str(output),
+                "plan_file": None if unsaved else str(output),
                 "diagnostics": documents.diagnostics(remarks),
                 "memory": documents.memory(winner.prediction.memory),
                 "plan": plan.document(),
@@ -94,9 +99,12 @@ def command(
         planning.show_certificate(summary.certificate(outcome))
         planning.show_memory(winner.prediction, planner)
         planning.show_chart(winner.prediction)
-        ui.print_text(f"\nplan written to {output}\nnext: rpeg explain {output}")
+        if unsaved is None:
+            ui.print_text(f"\nplan written to {output}\nnext: rpeg explain {output}")
     planning.note_missing_baselines(outcome)
     planning.show_diagnostics(remarks)
+    if unsaved is not None:
+        raise unsaved
     if stopped:
         ui.print_note(f"interrupted: {output} is the best plan so far")
         return ExitCode.INTERRUPTED

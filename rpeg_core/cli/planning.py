@@ -130,12 +130,14 @@ def _interruptible(progress: Progress) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def writable(path: Path) -> None:
+def writable(path: Path, source: Path | None = None) -> None:
     """Refuse a file that cannot be written before the search, not after it.
 
     Raises:
-        PlanFileError: its folder does not exist, or it is a folder.
+        PlanFileError: its folder does not exist, it is a folder, or it is ``source``, the input.
     """
+    if source is not None and path.exists() and source.exists() and path.samefile(source):
+        raise PlanFileError(f"cannot write {path}", facts=["it is the input"], hint="name another file")
     if path.is_dir():
         raise PlanFileError(f"cannot write {path}", facts=["it is a folder"], hint="name a file, e.g. -o plan.json")
     if not path.parent.is_dir():

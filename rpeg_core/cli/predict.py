@@ -64,7 +64,7 @@ def command(
 
     registry, parsed = context.registry, [parse_override(text) for text in overrides]
     if output is not None:
-        planning.writable(output)
+        planning.writable(output, file)
     if _is_plan(file):
         subject = _recheck(file, registry, parsed)
     else:

@@ -56,8 +56,10 @@ def command(
     record = _backend(context.registry, backend)
     settings = _settings(record, found, overrides)
     _check(found, context.registry)
+    if not found.prediction.feasible:
+        ui.print_warning(f"{plan} is predicted not to fit the memory of its GPUs; `rpeg predict {plan}` says why")
     if trace_file is not None:
-        planning.writable(trace_file)
+        planning.writable(trace_file, plan)
     trace = _execute(record, settings, found, steps, context.registry)
     files = _write(trace, trace_file)
     if as_json:

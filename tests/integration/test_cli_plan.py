@@ -286,7 +286,7 @@ def run_until_searching(installed, arguments: list[str], interrupts: int) -> tup
     for _ in range(interrupts):
         process.send_signal(signal.SIGINT)
         time.sleep(0.2)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     return process.returncode, out, first + err
 
 
@@ -350,7 +350,7 @@ def test_on_a_terminal_progress_then_drawn_tables(rpeg, experiment, installed) -
             break
         data += chunk
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", data.decode()).replace("\r\n", "\n")
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=300) == 0
     assert "searching" in text
     lines = text.splitlines()
     assert any(re.fullmatch(r"operator +GPUs +dp +pp +tp +microbatches +time", line) for line in lines)
@@ -378,3 +378,20 @@ def test_help_imports_no_numpy(command) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_experiment_is_never_overwritten(rpeg, experiment) -> None:
+    path = experiment()
+    before = path.read_text()
+    ran = rpeg("plan", path, "-o", path)
+    assert ran.code == 4
+    assert "it is the input" in ran.err
+    assert path.read_text() == before
+
+
+def test_a_plan_that_cannot_be_written_is_shown(rpeg, experiment) -> None:
+    ran = rpeg("plan", experiment(), "-o", "/dev/full")
+    assert ran.code == 4
+    assert "cannot write /dev/full" in ran.err
+    assert ran.table("plan")[1][0] == "actor_generation"
+    assert "plan written" not in ran.out
