@@ -167,3 +167,27 @@ def strong_scaling_cases() -> list[Case]:
         )
         for gpus in (8, 16, 32, 64, 128)
     ]
+
+
+def stability_cases() -> list[Case]:
+    """Different sizes for actor, critic and reward, 128/384, 64 to 1024 GPUs (paper, appendix B, figure 12)."""
+    sizes = {
+        64: (13, 13, 7, 1024),
+        128: (34, 13, 13, 1024),
+        256: (70, 34, 13, 1024),
+        512: (70, 70, 34, 2048),
+        1024: (175, 70, 34, 2048),
+    }
+    return [
+        Case(
+            label="stability",
+            gpus=gpus,
+            actor=actor,
+            critic=critic,
+            reward=reward,
+            prompts=prompts,
+            prompt_tokens=128,
+            response_tokens=384,
+        )
+        for gpus, (actor, critic, reward, prompts) in sizes.items()
+    ]

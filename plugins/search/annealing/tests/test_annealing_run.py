@@ -14,6 +14,7 @@ from rpeg_plugin_annealing import ANNEALING, Settings, account, rpeg_search_stra
 from rpeg_plugin_annealing.account import Account
 from rpeg_plugin_annealing.directory import build_directories
 from rpeg_plugin_annealing.islands import Islands, policy_of
+from rpeg_plugin_annealing.polish import few_candidates
 from rpeg_plugin_annealing.structure_search import StructureSearch
 
 from rpeg_core.errors import UsageError
@@ -217,6 +218,36 @@ def test_polish_takes_the_first_of_equals(toys, fake_batches) -> None:
         assert of_run.incumbent.best.choice == (1, 0, 0, 0, 0, 0)
 
 
+def test_polish_exchanges_two_operators(toys, fake_batches) -> None:
+    """From two operators in each other's place, where every change of only one of them is worse."""
+    structure = toys.structure(toy_ppo(), machine=(1, 2, 2), state={})
+    left, right = (
+        [int(np.flatnonzero((c.start == start) & (c.stop == start + 2))[0]) for c in structure.candidates]
+        for start in (0, 2)
+    )
+    begin = (left[0], left[1], right[2], right[3], left[4], right[5])
+    target = (left[0], right[1], left[2], right[3], left[4], right[5])
+    worth = {begin: 5.0, target: 6.0}
+    fake_batches(lambda choice: toys.evaluation(worth.get(choice, 1.0)))
+    with polishing(toys, structure) as (search, of_run):
+        assert search.polish(begin)
+        assert of_run.incumbent.best.choice == target
+
+
+def test_pairs_also_try_the_degrees_of_the_same_model(toys) -> None:
+    """Which need no redistribution, however slow they are."""
+    structure = toys.structure(toy_ppo(), machine=(1, 2, 2), state={}, prompts=64)
+    directories = build_directories(structure, microbatch_tuning=True)
+    generation, training = structure.candidates[0], structure.candidates[4]
+    assert (generation.operator, training.operator) == ("actor_generation", "actor_training")
+    slowest = max(directories[0].on(0, 4))
+    choice = (slowest, *(int(d.indices[0]) for d in directories[1:]))
+    wanted = generation.assignment(slowest).layout
+    few = [training.assignment(c) for c in few_candidates(structure, directories, choice, 4)]
+    assert any(a.layout == wanted and a.allocation.size == 4 for a in few)
+    assert len(few) <= 45
+
+
 @contextlib.contextmanager
 def polishing(toys, structure):
     """A search that has not begun, with an allowance, and its account."""
@@ -295,6 +326,16 @@ def test_a_pinned_problem_ends_early(toys) -> None:
 def test_without_a_budget(toys) -> None:
     with pytest.raises(UsageError, match="annealing has no budget"):
         run(toys.mini())
+
+
+def test_prepare_calls_every_kernel(toys, watch) -> None:
+    """So that neither compiling nor loading them is part of a timed search."""
+    empty = toys.mini(state={("actor", "training"): 8000.0}).structures[0]
+    structure = toys.structure(toy_ppo(), machine=(1, 2, 4), state={})
+    ANNEALING.prepare(toys.problem(empty, structure))
+    assert len(watch.rows(structure)) == 1
+    assert watch.count(structure) == 2
+    ANNEALING.prepare(toys.problem(empty))
 
 
 # Cancelling and progress

@@ -30,6 +30,7 @@ class Directory:
         self.stop: list[int] = candidates.stop.tolist()
         self.sizes: tuple[int, ...] = tuple(np.unique((candidates.stop - candidates.start)[indices]).tolist())
         self._start, self._stop = candidates.start[indices], candidates.stop[indices]
+        self._on: dict[tuple[int, int], tuple[int, ...]] = {}
         self._fastest: dict[tuple[int, int], int | None] = {}
 
     def __len__(self) -> int:
@@ -45,6 +46,13 @@ class Directory:
             inside = self.indices[(self._start >= start) & (self._stop <= stop)]
             self._fastest[start, stop] = int(inside[0]) if len(inside) else None
         return self._fastest[start, stop]
+
+    def on(self, start: int, stop: int) -> tuple[int, ...]:
+        """The candidates on exactly GPUs ``start .. stop - 1``, fastest first."""
+        if (start, stop) not in self._on:
+            there = (self._start == start) & (self._stop == stop)
+            self._on[start, stop] = tuple(self.indices[there].tolist())
+        return self._on[start, stop]
 
 
 def default_microbatches(candidates: Candidates, role: Role) -> Ints:

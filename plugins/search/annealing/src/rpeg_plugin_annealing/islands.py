@@ -1,4 +1,4 @@
-"""Islands: chains of one structure that run side by side and share their best plans after every round.
+"""Islands: chains of one structure that run side by side and share their best plans now and then.
 
 Their number is a setting and does not depend on the machine. Every island has its own cache, random numbers and
 workspace, and a round is a fixed number of evaluations each; so a seed and an evaluation budget give the same plan on
@@ -25,7 +25,10 @@ from rpeg_plugin_annealing.settings import Settings
 __all__ = ["Islands", "best_distinct", "new_island", "policy_of"]
 
 ROUND = 2000
-"""Evaluations of each island between two exchanges of elites."""
+"""Evaluations of each island in a round; then what it found is booked."""
+
+EXCHANGE = 10
+"""Rounds between two exchanges of elites; more often, and all islands end in one corner **[choice]**."""
 
 BATCH = 512
 """Choices that a thread evaluates between two looks at the clock, about 15 ms."""
@@ -106,6 +109,7 @@ class Islands:
             for seed in np.random.SeedSequence([settings.seed, index]).generate_state(settings.islands, np.uint64)
         ]
         self._stuck = [False] * settings.islands
+        self._rounds = 0
         self._next = 0  # the island that gets the next start
         self.elites: list[Elite] = []
 
@@ -138,7 +142,7 @@ class Islands:
             best = kernel.scores(self._objective, results[feasible], self._account.incumbent.best_tokens_per_s)
             rows = feasible[np.argsort(-best, kind="stable")[: 4 * self._settings.elites]]
             found = [Elite(tuple(choices[row].tolist()), results[row].copy()) for row in rows]
-            self._share([*self.elites, *found])
+            self._keep([*self.elites, *found], share=True)
 
     def start_at(self, choices: Sequence[Sequence[int]]) -> None:
         """Give each choice to an island in turn, as the start of a chain."""
@@ -166,11 +170,12 @@ class Islands:
             for number, earlier in zip(working, before, strict=True):
                 island = self._islands[number]
                 account.evaluations += int(island.counts[kernel.EVALUATIONS]) - earlier
-            self._exchange()
+            self._rounds += 1
+            self._collect(exchange=self._rounds % EXCHANGE == 0)
         return all(self._stuck)
 
-    def _exchange(self) -> None:
-        """Book what the islands found, and give all of them the best plans of all."""
+    def _collect(self, exchange: bool) -> None:
+        """Book what the islands found, and at an exchange give all of them the best plans of all."""
         account = self._account
         found = list(self.elites)
         for island in self._islands:
@@ -180,7 +185,7 @@ class Islands:
             choices, results = island.elite_choices[:count], island.elite_results[:count]
             account.offer(self.index, choices, results)
             found += [Elite(tuple(c.tolist()), r.copy()) for c, r in zip(choices, results, strict=True)]
-        self._share(found)
+        self._keep(found, share=exchange)
 
     def _round(self, number: int, evaluations: int) -> None:
         island = self._islands[number]
@@ -195,12 +200,14 @@ class Islands:
             island.keys[:] = 0
             island.counts[kernel.CACHED] = 0
 
-    def _share(self, found: Sequence[Elite]) -> None:
+    def _keep(self, found: Sequence[Elite], share: bool) -> None:
         best_tokens_per_s = self._account.incumbent.best_tokens_per_s
         self.elites = best_distinct(self._objective, found, best_tokens_per_s, self._settings.elites)
         for island in self._islands:
-            island.counts[kernel.ELITES] = len(self.elites)
             island.numbers[kernel.BEST_TOKENS] = best_tokens_per_s
+            if not share:
+                continue
+            island.counts[kernel.ELITES] = len(self.elites)
             for row, elite in enumerate(self.elites):
                 island.elite_choices[row], island.elite_results[row] = elite.choice, elite.result
 

@@ -31,7 +31,7 @@ class Settings:
         maximum=1.0,
     )
     local_move_probability: float = setting(
-        0.5,
+        0.8,
         help="Share of single moves' neighbours that keep the layout, the place or about the size (not in the paper).",
         minimum=0.0,
         maximum=1.0,
@@ -42,7 +42,7 @@ class Settings:
         0.02, help="Temperature of the first chain of a structure (t_init).", minimum=1e-9
     )
     temperature_warm: float = setting(
-        0.04, help="Temperature of chains that start from an elite plan (t_warm).", minimum=1e-9
+        0.08, help="Temperature of chains that start from an elite plan (t_warm).", minimum=1e-9
     )
     islands: int = setting(4, help="Chains side by side; the result depends on it, not on the cores.", minimum=1)
     allocation: Literal["even", "promising"] = setting(

@@ -23,8 +23,6 @@ __all__ = ["prepare", "run"]
 FIRST_PASS = 0.3
 """Share of the budget that all structures have in equal parts when it is then given to the promising ones."""
 
-WARM_UP_EVALUATIONS = 64
-
 LAST_SHARE = 0.02
 """What a polish leaves of the budget is searched again, unless it is less than this share."""
 
@@ -51,8 +49,15 @@ def run(
 
 
 def prepare(problem: Problem) -> None:
-    """Compile or load the kernels, by a search that is over at once. Raises as :func:`run`."""
-    run(problem, SearchBudget(evaluations=WARM_UP_EVALUATIONS), Settings(), Progress())
+    """Compile or load the kernels, by two evaluations of the first structure that has candidates."""
+    settings, budget = Settings(split_starts=False), SearchBudget(evaluations=2)
+    with Account(problem, budget, Progress(), 1) as account:
+        run = _Run(problem, budget, settings, Progress(), account)
+        for index in run.indices[:1]:
+            account.allow(budget)
+            islands = run.islands(index)
+            islands.evaluate(np.zeros((1, len(problem.structures[index].candidates)), np.int64))
+            islands.run()
 
 
 class _Run:
@@ -146,19 +151,25 @@ class _Run:
     def searching(self, index: int) -> StructureSearch:
         """The search of a structure, begun when first asked for."""
         if index not in self.searches:
-            structure, settings = self.problem.structures[index], self.settings
-            directories = self.directories[index] = self.build_directories(structure)
-            islands = Islands(
-                self.account,
-                index,
-                structure,
-                [directory.indices for directory in directories],
-                settings,
-                policy_of(settings, self.problem.objective),
-                max(1024, CACHED_CONFIGURATIONS // (len(self.indices) * settings.islands)),
+            structure, islands = self.problem.structures[index], self.islands(index)
+            self.searches[index] = StructureSearch(
+                self.account, structure, self.directories[index], islands, self.settings
             )
-            self.searches[index] = StructureSearch(self.account, structure, directories, islands, settings)
         return self.searches[index]
+
+    def islands(self, index: int) -> Islands:
+        """New islands for a structure."""
+        structure, settings = self.problem.structures[index], self.settings
+        directories = self.directories[index] = self.build_directories(structure)
+        return Islands(
+            self.account,
+            index,
+            structure,
+            [directory.indices for directory in directories],
+            settings,
+            policy_of(settings, self.problem.objective),
+            max(1024, CACHED_CONFIGURATIONS // (len(self.indices) * settings.islands)),
+        )
 
     def build_directories(self, structure: StructureProblem) -> tuple[Directory, ...]:
         """Staleness variants have the same candidates and share their directories."""

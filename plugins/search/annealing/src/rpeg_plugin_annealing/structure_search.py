@@ -13,6 +13,7 @@ from rpeg_plugin_annealing.account import Account
 from rpeg_plugin_annealing.chain_kernel import scores
 from rpeg_plugin_annealing.directory import Choice, Directory
 from rpeg_plugin_annealing.islands import Islands
+from rpeg_plugin_annealing.polish import polish
 from rpeg_plugin_annealing.seeds import Split, baseline_starts, splits, splits_of_parts
 from rpeg_plugin_annealing.settings import Settings
 
@@ -82,28 +83,8 @@ class StructureSearch:
         self.finished = self._islands.run()
 
     def polish(self, choice: Choice) -> bool:
-        """Give one operator after the other its best candidate until a whole pass improves nothing (paper, A-J2j).
-
-        A feasible plan is better than any infeasible one; among infeasible ones the penalized score decides, so that
-        the descent also leads into memory. False when the allowance ends first.
-        """
-        incumbent = self._account.incumbent
-        current = self._evaluate([choice])
-        unchanged = operator = 0
-        while len(current) and unchanged < len(choice):
-            neighbours = np.repeat(np.array([choice]), len(self._directories[operator]), axis=0)
-            neighbours[:, operator] = self._directories[operator].indices
-            results = self._islands.evaluate(neighbours)
-            choices = np.concatenate((np.array([choice]), neighbours[: len(results)]))
-            results = np.concatenate((current, results))
-            rank = scores(incumbent.objective, results, incumbent.best_tokens_per_s)
-            best = int(np.lexsort((-np.arange(len(rank)), rank, results[:, 2] <= 1.0))[-1])
-            unchanged = unchanged + 1 if best == 0 else 1
-            choice, current = tuple(choices[best].tolist()), results[best : best + 1]
-            if len(results) <= len(neighbours):
-                return False
-            operator = (operator + 1) % len(choice)
-        return len(current) > 0
+        """Descend from ``choice``, see :mod:`rpeg_plugin_annealing.polish`; False when the allowance ends first."""
+        return polish(self._account, self._islands, self._structure, self._directories, choice)
 
     def _try_everything(self) -> None:
         counts = [len(directory) for directory in self._directories]
