@@ -1,0 +1,43 @@
+"""Backend ``megatron``: executes a plan on PyTorch and Megatron-Core workers, one process per device.
+
+This module imports no torch, so that listing plugins and planning stay light: the record's functions import what
+they need when they are called.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+from rpeg_core import BackendSpec, hookimpl
+
+if TYPE_CHECKING:
+    from rpeg_core.planning.plan import Plan
+
+__all__ = ["MEGATRON", "rpeg_backends"]
+
+
+def _probe() -> str | None:
+    missing = [name for name in ("megatron.core", "torch") if importlib.util.find_spec(name) is None]
+    return f"not installed: {', '.join(missing)}" if missing else None
+
+
+def _open(plan: Plan, settings: Any) -> Any:
+    from rpeg_plugin_megatron.session import open_session
+
+    return open_session(plan, settings)
+
+
+MEGATRON = BackendSpec(
+    name="megatron",
+    summary="Executes a plan on PyTorch and Megatron-Core workers, on GPUs or CPU cores.",
+    can=frozenset({"execute"}),
+    probe=_probe,
+    open=_open,
+)
+
+
+@hookimpl
+def rpeg_backends() -> tuple[BackendSpec, ...]:
+    """The backend on Megatron-Core."""
+    return (MEGATRON,)
