@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rpeg_core.planning.problem import Problem
     from rpeg_core.planning.search import Progress, SearchBudget, SearchResult
     from rpeg_core.planning.structures import Structure
+    from rpeg_core.runtime.session import Session
     from rpeg_core.spec.models import ModelSpec
     from rpeg_core.spec.workload import Workload
 
@@ -156,8 +157,9 @@ class BackendSpec:
         summary: one line.
         can: subset of ``{"execute", "export"}``.
         probe: ``() -> str | None``: why this machine cannot use it, or None.
-        open: ``open(plan, settings) -> session`` for ``execute``: a context manager whose ``run(steps, progress)``
-            executes the plan's graph and returns a :class:`rpeg_core.runtime.trace.Trace`.
+        open: ``open(plan, settings) -> session`` for ``execute``: a context manager whose ``run(request)`` executes
+            the plan's graph and returns a :class:`rpeg_core.runtime.trace.Trace`; the contract is
+            :class:`rpeg_core.runtime.session.Session`.
         render: ``render(plan, settings) -> Mapping[str, str]`` for ``export``: file name to content.
         settings: attrs class of its settings.
     """
@@ -166,6 +168,6 @@ class BackendSpec:
     summary: str
     can: frozenset[str]
     probe: Callable[[], str | None]
-    open: Callable[[Plan, Any], Any] | None = None
+    open: Callable[[Plan, Any], Session] | None = None
     render: Callable[[Plan, Any], Mapping[str, str]] | None = None
     settings: type = NoSettings

@@ -130,6 +130,10 @@ def _check(plan: Plan, registry: Registry) -> None:
 
 def _execute(record: BackendSpec, settings: Any, plan: Plan, steps: int | None, registry: Registry) -> Trace:
     """Run, with progress on stderr and observers told."""
+    from rpeg_core.runtime.session import RunRequest
+
+    if record.open is None:
+        raise BackendError(f"backend {record.name!r} cannot execute a plan", facts=["it has no open()"])
     with ui.progress(f"running on {record.name}") as show, record.open(plan, settings) as session:
         registry.observers("rpeg_run_started", plan=plan)
 
@@ -137,7 +141,7 @@ def _execute(record: BackendSpec, settings: Any, plan: Plan, steps: int | None, 
             show(f"step {step} done")
             registry.observers("rpeg_step_finished", plan=plan, step=step, metrics=metrics)
 
-        trace: Trace = session.run(steps, step_finished)
+        trace = session.run(RunRequest(steps=steps, step_finished=step_finished))
     registry.observers("rpeg_run_finished", plan=plan, trace=trace)
     return trace
 
