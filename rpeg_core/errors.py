@@ -19,6 +19,7 @@ from rpeg_core.cli.exit_codes import ExitCode
 __all__ = [
     "BackendError",
     "CostTermError",
+    "DataError",
     "ExecutionError",
     "ExperimentError",
     "GraphError",
@@ -174,6 +175,13 @@ class TraceFileError(RpegError):
     """A trace file cannot be read or written."""
 
     code = "trace-file"
+    exit_code = ExitCode.BAD_INPUT
+
+
+class DataError(RpegError):
+    """A line of a data file, prompts or preference pairs, cannot be used."""
+
+    code = "data"
     exit_code = ExitCode.BAD_INPUT
 
 

@@ -20,6 +20,7 @@ CODES = {
     "PinError": ("pin", 4),
     "PlanFileError": ("plan-file", 4),
     "TraceFileError": ("trace-file", 4),
+    "DataError": ("data", 4),
     "NoFeasiblePlanError": ("no-feasible-plan", 1),
     "UsageError": ("usage", 2),
     "SettingsError": ("settings", 2),
