@@ -90,7 +90,9 @@ def _shared_backbone(models: Mapping[str, ModelSpec]) -> ModelSpec:
     differences = [
         f"{field.name}: actor {getattr(actor, field.name)!r}, critic {getattr(critic, field.name)!r}"
         for field in attrs.fields(ModelSpec)
-        if field.name not in ("name", "source", "head") and getattr(actor, field.name) != getattr(critic, field.name)
+        if field.eq
+        and field.name not in ("name", "source", "head")
+        and getattr(actor, field.name) != getattr(critic, field.name)
     ]
     if differences:
         raise ExperimentError(
