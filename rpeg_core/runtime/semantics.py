@@ -20,6 +20,7 @@ import attrs
 
 from rpeg_core.errors import BackendError, PluginError
 from rpeg_core.ir.graph import ContainerKind, Operator, Rpeg
+from rpeg_core.settings import setting
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +37,7 @@ __all__ = [
     "Prepared",
     "Recipe",
     "Semantics",
+    "UpdateSettings",
     "load_semantics",
     "minibatch_rows",
     "sequences_of",
@@ -103,6 +105,49 @@ class Recipe:
     minibatches: int = 1
     rows_together: int = 1
     entropy: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class UpdateSettings:
+    """Settings that every algorithm trained with AdamW has: a base class of the template's settings class.
+
+    Learning rate, weight decay, gradient clipping and the one epoch are the paper's (appendix B, workload
+    hyperparameters), the moments' decay rates and epsilon Adam's own (Kingma and Ba, arXiv:1412.6980; verl, TRL).
+    """
+
+    learning_rate: float = setting(1e-6, help="Of AdamW, after the warm-up.", minimum=0.0)
+    warmup_steps: int = setting(
+        0, help="Optimizer updates over which the learning rate rises linearly.", unit="updates", minimum=0
+    )
+    weight_decay: float = setting(0.0, help="Of AdamW; norms and biases are not decayed.", minimum=0.0)
+    gradient_clip: float = setting(
+        1.0, help="Largest global L2 norm of the gradient, which is scaled down to it; 0 for any.", minimum=0.0
+    )
+    adam_beta1: float = setting(0.9, help="Decay rate of AdamW's first moment.", minimum=0.0, maximum=1.0)
+    adam_beta2: float = setting(0.999, help="Decay rate of AdamW's second moment.", minimum=0.0, maximum=1.0)
+    adam_epsilon: float = setting(1e-8, help="Added to the root of AdamW's second moment.", minimum=0.0)
+    epochs: int = setting(1, help="Passes over the sequences of an RL step.", minimum=1)
+    minibatches: int = setting(
+        1, help="Optimizer updates in an epoch, each on its part of the step's prompts.", minimum=1
+    )
+
+    def recipe(self, *, learning_rate: float | None = None, rows_together: int = 1, entropy: bool = False) -> Recipe:
+        """These settings as a :class:`Recipe`; ``learning_rate`` for a model that has a rate of its own."""
+        return Recipe(
+            optimizer=OptimizerSettings(
+                learning_rate=self.learning_rate if learning_rate is None else learning_rate,
+                warmup_steps=self.warmup_steps,
+                beta1=self.adam_beta1,
+                beta2=self.adam_beta2,
+                epsilon=self.adam_epsilon,
+                weight_decay=self.weight_decay,
+                clip_norm=self.gradient_clip,
+            ),
+            epochs=self.epochs,
+            minibatches=self.minibatches,
+            rows_together=rows_together,
+            entropy=entropy,
+        )
 
 
 @attrs.frozen(kw_only=True)

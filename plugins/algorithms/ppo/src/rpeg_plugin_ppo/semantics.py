@@ -1,4 +1,4 @@
-"""What PPO computes at run time (Schulman et al., arXiv:1707.06347; for language models Ouyang et al., arXiv:2203.02155).
+"""What PPO computes at run time (Schulman et al., arXiv:1707.06347; of language models: Ouyang et al., 2203.02155).
 
 The score of a response is the reward of its last token. Advantages come from GAE on tokens. The KL divergence from the
 reference is a penalty in the loss, or in the rewards. Actor and critic have an operator each, or share one: what a loss

@@ -19,11 +19,7 @@ __all__ = ["Settings"]
 
 @attrs.frozen(kw_only=True)
 class Settings(UpdateSettings):
-    """Settings of ``ppo``.
-
-    Raises:
-        ValueError: ``value_clip`` or ``clip_high`` is 0.
-    """
+    """Settings of ``ppo``."""
 
     explicit_rollout_edges: bool = setting(
         False,
