@@ -115,9 +115,7 @@ class PlaceGroups:
         return self.coordinates.pp == self.place.layout.pipeline - 1
 
 
-def build_groups(
-    places: Sequence[Place], *, timeout: datetime.timedelta | None = None
-) -> Mapping[Place, PlaceGroups]:
+def build_groups(places: Sequence[Place], *, timeout: datetime.timedelta | None = None) -> Mapping[Place, PlaceGroups]:
     """Create the groups of all places; collective over the torch world.
 
     Every rank calls this with the same sequence. Equal sets of ranks share one group: the engine never lets two
