@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from rpeg_core.spec.machine import HardwareProfile
+from rpeg_core.spec.machine import HardwareProfile, MeasuredHardware
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,6 +28,7 @@ __all__ = [
     "BackendSpec",
     "CostTerm",
     "HardwareProfile",
+    "MeasuredHardware",
     "MemoryKind",
     "ModelRole",
     "NoSettings",
