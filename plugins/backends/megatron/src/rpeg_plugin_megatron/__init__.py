@@ -6,7 +6,7 @@ they need when they are called.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 from rpeg_core import BackendSpec, hookimpl
@@ -18,7 +18,8 @@ __all__ = ["MEGATRON", "rpeg_backends"]
 
 
 def _probe() -> str | None:
-    missing = [name for name in ("megatron.core", "torch") if importlib.util.find_spec(name) is None]
+    installed = {distribution.name.lower() for distribution in importlib.metadata.distributions() if distribution.name}
+    missing = [name for name in ("megatron-core", "torch") if name not in installed]
     return f"not installed: {', '.join(missing)}" if missing else None
 
 

@@ -150,8 +150,7 @@ def _memberships(place: Place) -> Iterator[tuple[int, ...]]:
     for rank in place.ranks:
         yield (rank,)
         at = place.coordinates(rank)
-        for members in (_tp(place, at), _pp(place, at), _dp(place, at), _embedding(place, at)):
-            yield members
+        yield from (_tp(place, at), _pp(place, at), _dp(place, at), _embedding(place, at))
 
 
 def _tp(place: Place, at: Coordinates) -> tuple[int, ...]:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
-import torch.nn.functional as F
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
@@ -25,6 +24,7 @@ from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch import Tensor
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class CoreAttention(torch.nn.Module):
         q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         if self.cache is not None:
             k, v = self.cache.append(k, v)
-        out = F.scaled_dot_product_attention(
+        out = functional.scaled_dot_product_attention(
             q,
             k,
             v,

@@ -7,10 +7,10 @@ import re
 
 import attrs
 import torch
-import torch.nn.functional as F
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
+from torch.nn import functional
 
 from rpeg_core.errors import BackendError
 from rpeg_core.planning.assignment import Layout
@@ -96,7 +96,7 @@ class Decoder(GPTModel):
             tied = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
             logits = self.output_layer(hidden, weight=tied)[0].transpose(0, 1)
         if hasattr(self, "score"):
-            values = F.linear(hidden.float(), self.score.weight.float()).squeeze(-1).transpose(0, 1)
+            values = functional.linear(hidden.float(), self.score.weight.float()).squeeze(-1).transpose(0, 1)
         return HeadOutputs(logits, values)
 
     def _rotary(self, position_ids: Tensor) -> Tensor:
@@ -212,7 +212,7 @@ def _config(
         kv_channels=spec.head_dim,
         ffn_hidden_size=spec.ffn,
         gated_linear_unit=True,
-        activation_func=F.silu,
+        activation_func=functional.silu,
         normalization="RMSNorm",
         layernorm_epsilon=numerics.norm_epsilon,
         qk_layernorm=spec.qk_norm,
