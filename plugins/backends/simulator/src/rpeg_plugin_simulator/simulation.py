@@ -107,7 +107,7 @@ def run_window(
             return Simulation(steps=steps, makespan_s=now_s, nodes=engine.counters.finished)
         if cancelled is not None and cancelled():
             if record is not None:
-                record(Stopped(now_s, "interrupted"))
+                record(Stopped(now_s, "interrupted", engine.steps_done))
             return Simulation(steps=engine.steps_done, makespan_s=now_s, nodes=engine.counters.finished)
         now_s = ends[0][0]
         finished = []
