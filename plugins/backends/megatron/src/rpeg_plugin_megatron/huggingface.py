@@ -8,7 +8,7 @@ and gate and up projection into ``linear_fc1``, which `Fragment` keeps apart. A 
 of Hugging Face tensors, put one under the other; `pieces` lists them, and reading and writing both follow that list.
 Nothing is computed, so a round trip is exact to the last bit.
 
-Scalar heads are ``score.weight``, as in ``transformers``' sequence classifiers.
+Scalar heads are ``score.weight`` in both, as in ``transformers``' sequence classifiers.
 """
 
 from __future__ import annotations
@@ -61,6 +61,9 @@ _CLASSES = {
     "qwen2": "Qwen2",
     "qwen3": "Qwen3",
 }
+_ONE_LABEL: Mapping[str, Any] = {"id2label": {"0": "score"}, "label2id": {"score": 0}}
+"""How ``transformers`` is told that a sequence classifier has one output."""
+
 _FILE_BYTES = 4_000_000_000
 
 
@@ -74,13 +77,12 @@ class Piece:
     stop: int
 
 
-def pieces(fragment: Fragment, spec: ModelSpec, scalar_head: str) -> tuple[Piece, ...]:
+def pieces(fragment: Fragment, spec: ModelSpec) -> tuple[Piece, ...]:
     """The Hugging Face rows that make up a fragment, from its first row to its last; columns are the fragment's own.
 
     Args:
         fragment: a box of a Megatron parameter.
         spec: the model.
-        scalar_head: Megatron's name of the scalar head's weight.
 
     Raises:
         BackendError: the parameter has no counterpart.
@@ -89,7 +91,7 @@ def pieces(fragment: Fragment, spec: ModelSpec, scalar_head: str) -> tuple[Piece
     start, stop = fragment.start[0], fragment.stop[0]
     if name == "output_layer.weight" and spec.tied_embeddings:
         name = "embedding.word_embeddings.weight"
-    if name == scalar_head:
+    if name == _SCORE:
         return (Piece(_SCORE, fragment.shape, start, stop),)
     if name in _GLOBAL:
         return (Piece(_GLOBAL[name], fragment.shape, start, stop),)
@@ -132,7 +134,6 @@ def reader(
     folder: Path,
     spec: ModelSpec,
     *,
-    scalar_head: str,
     missing: Callable[[Fragment], torch.Tensor] | None = None,
 ) -> Callable[[Fragment], torch.Tensor]:
     """A function that reads fragments out of the safetensors files of a Hugging Face folder.
@@ -142,7 +143,6 @@ def reader(
     Args:
         folder: with model.safetensors, or several files and model.safetensors.index.json.
         spec: the model.
-        scalar_head: Megatron's name of the scalar head's weight.
         missing: makes a scalar head that the folder does not have; None refuses such a folder.
 
     Raises:
@@ -158,10 +158,10 @@ def reader(
         return opened[files[name]].get_slice(name)
 
     def read(fragment: Fragment) -> torch.Tensor:
-        if fragment.name == scalar_head and _SCORE not in files and missing is not None:
+        if fragment.name == _SCORE and _SCORE not in files and missing is not None:
             return missing(fragment)
         parts = []
-        for piece in pieces(fragment, spec, scalar_head):
+        for piece in pieces(fragment, spec):
             name = _stored_name(piece, files, folder, fragment)
             parts.append(_read_piece(stored(name), name, folder, piece, fragment))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -219,7 +219,6 @@ def export(
     spec: ModelSpec,
     folder: Path,
     *,
-    scalar_head: str,
     tokenizer: Tokenizer | None = None,
     source: Path | None = None,
     file_bytes: int = _FILE_BYTES,
@@ -233,7 +232,6 @@ def export(
         fragments: boxes and their values; together they must cover the model.
         spec: the model.
         folder: is made; files of the same names are replaced.
-        scalar_head: Megatron's name of the scalar head's weight.
         tokenizer: whose files are added.
         source: the folder that the weights came from; its config.json and generation_config.json are taken over.
         file_bytes: a file is closed when it has so many bytes.
@@ -253,15 +251,14 @@ def export(
         seen.add(fragment)
         dtype = values.dtype
         first = 0
-        for piece in pieces(fragment, spec, scalar_head):
+        for piece in pieces(fragment, spec):
             rows = piece.stop - piece.start
             writer.add(piece, values[first : first + rows].detach(), fragment)
             first += rows
     writer.close()
     if source is not None and (source / "config.json").is_file():
-        config = json.loads((source / "config.json").read_text(encoding="utf-8")) | {
-            "architectures": config["architectures"]
-        }
+        head = {key: config[key] for key in ("architectures", *_ONE_LABEL) if key in config}
+        config = json.loads((source / "config.json").read_text(encoding="utf-8")) | head
     config["torch_dtype"] = str(dtype).removeprefix("torch.")
     config.pop("dtype", None)
     _write_json(folder / "config.json", config)
@@ -295,7 +292,7 @@ def config_of(spec: ModelSpec, tokenizer: Tokenizer | None) -> dict[str, Any]:
         "use_cache": True,
     }
     if spec.head is Head.SCALAR:
-        config["num_labels"] = 1
+        config |= _ONE_LABEL
     if family in ("llama", "qwen3"):
         config["attention_bias"] = spec.output_bias
     if family == "llama":

@@ -104,13 +104,16 @@ def filter_logits(logits: Tensor, sampling: Sampling) -> Tensor:
     return logits
 
 
-def choose(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+def choose(logits: Tensor, uniform: Tensor | None, sampling: Sampling) -> tuple[Tensor, Tensor]:
     """One token per row and its log-probability.
 
     Args:
         logits: [n, V] of any floating-point type; computed on in fp32.
-        uniform: float64 [n] in [0, 1) on the same device; not read by greedy decoding.
+        uniform: float64 [n] in [0, 1) on the same device; None for greedy decoding, which does not read it.
         sampling: how.
+
+    Raises:
+        ValueError: not greedy, and ``uniform`` is None.
 
     Returns:
         tokens int64 [n]; log-probabilities fp32 [n] under ``sampling.logprob_temperature``, before top-k and top-p.
@@ -120,6 +123,8 @@ def choose(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor,
         logits = logits / sampling.logprob_temperature
     if sampling.greedy:
         tokens = logits.argmax(dim=1)
+    elif uniform is None:
+        raise ValueError("sampling needs uniform numbers")
     else:
         tokens = _invert(torch.softmax(filter_logits(logits, sampling), dim=1), uniform)
     chosen = logits.gather(1, tokens[:, None])[:, 0]
