@@ -23,6 +23,8 @@ __all__ = [
     "escape",
     "has_colour",
     "is_terminal",
+    "is_terminal_for_progress",
+    "live",
     "print_error",
     "print_fields",
     "print_json",
@@ -42,6 +44,11 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 def is_terminal(stream: TextIO | None = None) -> bool:
     """Whether ``stream`` (default: stdout) is a terminal."""
     return (stream or sys.stdout).isatty()
+
+
+def is_terminal_for_progress() -> bool:
+    """Whether stderr is a terminal, where progress is drawn."""
+    return is_terminal(sys.stderr)
 
 
 def has_colour() -> bool:
@@ -118,6 +125,19 @@ def progress(description: str) -> Iterator[Callable[[str], None]]:
         return
     with _console(stderr=True).status(escape(description)) as status:
         yield lambda text: status.update(escape(f"{description}  {text}"))
+
+
+@contextlib.contextmanager
+def live() -> Iterator[Callable[[Sequence[str]], None]]:
+    """Some lines on stderr, on a terminal only, that what is yielded replaces; they are gone at the end."""
+    if not is_terminal(sys.stderr):
+        yield lambda lines: None
+        return
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=_console(stderr=True), transient=True, refresh_per_second=8) as shown:
+        yield lambda lines: shown.update(Text("\n".join(_CONTROL.sub(" ", line) for line in lines)))
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from rpeg_core.costing.book import ActiveTerm
-from rpeg_core.errors import ExperimentError, UnknownKeyError, suggest
+from rpeg_core.errors import ExperimentError, UnknownKeyError, UsageError, suggest
 from rpeg_core.ir import Rpeg, to_text
 from rpeg_core.passes.evaluate import EvaluationOptions
 from rpeg_core.planning.assignment import ExecutionPlan
@@ -115,6 +115,7 @@ class Planner:
             PinError: a pin cannot be met.
             CostTermError: a cost term fails.
             UnknownKeyError: a pin or a setting names nothing that exists.
+            UsageError: an override does.
         """
         pins = self.experiment.pins if pins is None else pins
         graphs = [(structure, self.graph(structure)) for structure in self.structures()]
@@ -222,14 +223,10 @@ class Planner:
             kinds = ("algorithm", "cost", "search", "backend")
             known = sorted({record.name for kind in kinds for record in self._registry.records(kind)})
             if name not in known:
-                raise UnknownKeyError(
-                    f"settings.{name} names no plugin",
-                    facts=[
-                        *([] if asked[name] is None else [f"from: {asked[name]}"]),
-                        f"allowed: {', '.join(known)}",
-                    ],
-                    hint=suggest(name, known),
-                )
+                origin, allowed, hint = asked[name], [f"allowed: {', '.join(known)}"], suggest(name, known)
+                if origin is not None:
+                    raise UsageError(f"{origin} names no plugin", facts=allowed, hint=hint)
+                raise UnknownKeyError(f"settings.{name} names no plugin", facts=allowed, hint=hint)
 
     def _check_pins(self, pins: Mapping[str, Pin], graphs: Sequence[Rpeg]) -> None:
         names = [{op.name for op in graph.operators} for graph in graphs]
