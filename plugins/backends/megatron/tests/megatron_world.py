@@ -83,7 +83,7 @@ def _collect(connections: list[Connection], deadline: float, timeout_s: float) -
         for connection in ready:
             rank = waiting.pop(connection)  # type: ignore[index]
             try:
-                ok, value = connection.recv()  # type: ignore[union-attr]
+                ok, value = pickle.loads(connection.recv_bytes())  # type: ignore[union-attr]
             except EOFError:
                 raise WorldError(f"rank {rank} died without a word") from None
             if not ok:
@@ -108,14 +108,13 @@ def _child(
         function = _load(*where)
         arguments = pickle.loads(payload)
         timeout = datetime.timedelta(seconds=timeout_s)
-        dist.init_process_group(
-            "gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=timeout
-        )
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=timeout)
         result = function(rank, ranks, *arguments)
-        connection.send((True, result))
+        # By value: sent as an object, a tensor would be shared memory that ends with this process.
+        connection.send_bytes(pickle.dumps((True, result)))
         dist.destroy_process_group()
     except BaseException:
-        connection.send((False, traceback.format_exc()))
+        connection.send_bytes(pickle.dumps((False, traceback.format_exc())))
     finally:
         connection.close()
 

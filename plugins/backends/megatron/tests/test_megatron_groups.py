@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 from megatron_world import WorldError, run_world
+from rpeg_plugin_megatron.groups import Coordinates, Place, build_groups
 
 from rpeg_core.errors import BackendError
 from rpeg_core.planning.assignment import Layout
 from rpeg_core.spec.machine import Allocation
-from rpeg_plugin_megatron.groups import Coordinates, Place, build_groups
 
 
 def test_ranks_are_numbered_replica_major_then_stage_then_tensor_rank() -> None:
@@ -57,10 +57,11 @@ def _members(rank: int, world: int) -> list[dict[str, object]]:
         g = groups[place]
         embedding = g.collection.embd
         one = torch.ones(1)
+        names = ("tp", "pp", "dp", "mp", "all", "own")
         dist.all_reduce(one, group=g.all)
         found.append(
             {
-                **{name: dist.get_process_group_ranks(getattr(g, name)) for name in ("tp", "pp", "dp", "mp", "all", "own")},
+                **{name: dist.get_process_group_ranks(getattr(g, name)) for name in names},
                 "embd": None if embedding is None else dist.get_process_group_ranks(embedding),
                 "sum": one.item(),
                 "stage": (g.first_stage, g.last_stage),
