@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import attrs
 
+from rpeg_core.errors import RpegError
 from rpeg_core.passes.lower import Node
 from rpeg_core.planning.plan import Plan
 from rpeg_core.runtime.protocol import Artifact
@@ -67,18 +68,10 @@ class Rendezvous:
 
 @attrs.frozen
 class Execute:
-    """Run a node together with the other ranks that hold it.
-
-    Attributes:
-        node: what to run.
-        inputs: what it reads, as in :class:`rpeg_core.runtime.protocol.Dispatch`.
-        riders: for a data transfer, what travels with it: live artifacts of its step that the source has, the
-            destination lacks and later operators there read without an edge of their own. Its bytes are not charged.
-    """
+    """Run a node together with the other ranks that hold it; ``inputs`` is what it reads, as in a ``Dispatch``."""
 
     node: Node
     inputs: tuple[Artifact, ...]
-    riders: tuple[Artifact, ...] = ()
 
 
 @attrs.frozen
@@ -154,17 +147,17 @@ class Done:
         rank: who says it.
         node: index of the node over the run.
         seconds: of work on this rank, waiting for others included.
-        bytes: delivered to this rank by a transfer: summed over the ranks, the unique payload that lowering charges.
+        bytes: unique payload of the container that a transfer first delivered to this rank; summed over the ranks, all
+            that arrived (see :func:`rpeg_plugin_megatron.metrics.charged_bytes`).
         wire_bytes: really sent by this rank to other ranks.
-        metrics: name -> value of this rank, e.g. ``loss`` of its microbatches. How the values of several ranks become
-            one is a matter of the name (``rpeg_plugin_megatron.metrics``).
+        metrics: name -> value, e.g. ``loss``; of the whole batch, or a mean over this replica's share of it.
     """
 
     rank: int
     node: int
     seconds: float
-    bytes: float = 0.0
-    wire_bytes: float = 0.0
+    bytes: int = 0
+    wire_bytes: int = 0
     metrics: Mapping[str, float] = attrs.field(factory=dict)
 
 
@@ -184,11 +177,13 @@ class Failed:
         rank: who says it.
         node: index of the node that it was at, None outside of nodes.
         lines: what happened, one line each, the most important first; the traceback after that.
+        error: the error itself, when it is one that RPEG raises on purpose.
     """
 
     rank: int
     node: int | None
     lines: tuple[str, ...]
+    error: RpegError | None = None
 
 
 ToWorker = Setup | Rendezvous | Execute | Drop | Checkpoint | Restore | Export | Shutdown
