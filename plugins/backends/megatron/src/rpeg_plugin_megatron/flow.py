@@ -18,11 +18,12 @@ from collections.abc import Iterator, Sequence
 import attrs
 
 from rpeg_core.errors import ExecutionError
-from rpeg_core.ir import ContainerKind
+from rpeg_core.ir import ContainerKind, Role
 from rpeg_core.passes.lower import Node, NodeKind
 from rpeg_core.planning.assignment import ExecutionPlan
 from rpeg_core.runtime.window import StepShape, Window
-from rpeg_plugin_megatron.groups import Place
+from rpeg_core.spec.machine import Allocation
+from rpeg_plugin_megatron.places import Place
 
 __all__ = ["Cargo", "Flow", "Rows"]
 
@@ -35,14 +36,18 @@ class Rows:
         container: what they are.
         makers: positions in the step of the nodes that made them: one, or one for each length phase.
         place: whose replicas hold them.
-        whole: False when what each maker made is kept by itself, with the numbers of its rows (a part of the batch);
-            True for all rows of the step, each replica with its own.
+        whole: True for all rows of the step, each replica with its own; False when what each maker made is kept by
+            itself, as a *part* of the rows with their numbers.
+        phases: of the makers when they are parts, else empty.
+        replicas: for parts, the data-parallel degree of the generation that decides which row is in which part; else 0.
     """
 
     container: str
     makers: tuple[int, ...]
     place: Place
     whole: bool
+    phases: tuple[int, ...] = ()
+    replicas: int = 0
 
 
 @attrs.frozen
@@ -87,6 +92,14 @@ class Flow:
         """The rows that the operator at a position reads; those of the dataset are not among them."""
         return self._steps[min(step, self._window.steady_step)].inputs[position]
 
+    def holders(self, step: int, position: int, container: str) -> tuple[Allocation, ...]:
+        """The GPUs that hold rows which the node at a position makes, until they are released: its own, then others."""
+        found = [self._window.shape(step).nodes[position].allocation]
+        for cargo in itertools.chain.from_iterable(self._steps[min(step, self._window.steady_step)].cargo):
+            if cargo.rider and cargo.target.container == container and position in cargo.target.makers:
+                found.append(cargo.target.place.allocation)
+        return tuple(dict.fromkeys(found))
+
 
 class _Step:
     def __init__(self, window: Window, shape: StepShape, assignments: ExecutionPlan) -> None:
@@ -100,7 +113,7 @@ class _Step:
             if node.kind is NodeKind.COMM and node.model is None:
                 (makers,) = self._data_reads(position).values()
                 maker = self.nodes[makers[0]].operator
-                source = self._made(node.container, makers, self.places[maker])
+                source = self._rows(node.container, makers, self.places[maker])
                 self.cargo[position].append(Cargo(source, self._brought(node, (position,)), rider=False))
         inputs = [
             tuple(self._input(node, container, makers) for container, makers in self._data_reads(position).items())
@@ -134,20 +147,32 @@ class _Step:
                     found.setdefault((edge.source, edge.target), []).append(position)
         return found
 
-    def _made(self, container: str, makers: Sequence[int], place: Place) -> Rows:
-        whole = len(makers) == 1 and self.nodes[makers[0]].phase is None
-        return Rows(container, tuple(makers), place, whole)
-
     def _brought(self, node: Node, makers: tuple[int, ...]) -> Rows:
         """What a transfer leaves for the operator that waits for it: a part for each phase, else whole rows."""
-        return Rows(node.container, makers, self.places[node.operator], node.phase is None)
+        return self._rows(node.container, makers, self.places[node.operator])
+
+    def _rows(self, container: str, makers: Sequence[int], place: Place) -> Rows:
+        """Rows as their makers left them: parts when they are nodes of a length phase."""
+        phases = tuple(self.nodes[maker].phase for maker in makers)
+        if None in phases:
+            return Rows(container, tuple(makers), place, whole=True)
+        replicas = self._degree(self.nodes[makers[0]].operator)
+        return Rows(container, tuple(makers), place, whole=False, phases=phases, replicas=replicas)
+
+    def _degree(self, operator: str) -> int:
+        """Data-parallel degree of the generation that made, or whose phases feed, a split operator."""
+        if self.rpeg.operator(operator).role is Role.GENERATION:
+            return self.places[operator].layout.data
+        feeders = [edge.source for edge in self.rpeg.data_edges if edge.target == operator]
+        split = [name for name in feeders if self.rpeg.operator(name).role is Role.GENERATION]
+        return self.places[split[0]].layout.data
 
     def _input(self, reader: Node, container: str, makers: tuple[int, ...]) -> Rows:
         maker = self.nodes[makers[0]]
         here = self.places[reader.operator]
         if maker.kind is not NodeKind.OP:
-            return Rows(container, makers, here, maker.phase is None)
-        made = self._made(container, makers, self.places[maker.operator])
+            return self._rows(container, makers, here)
+        made = self._rows(container, makers, self.places[maker.operator])
         if maker.allocation == reader.allocation:
             return made
         return self._ride(made, maker.operator, reader.operator)
@@ -160,13 +185,18 @@ class _Step:
             if not transfers:  # both ends have the same GPUs
                 continue
             by_phase = self.nodes[transfers[0]].phase is not None and not rows.whole
-            arrived = Rows(rows.container, rows.makers, self.places[hop[1]], not by_phase)
+            if by_phase:
+                arrived = attrs.evolve(rows, place=self.places[hop[1]])
+            else:
+                arrived = Rows(rows.container, rows.makers, self.places[hop[1]], whole=True)
             for position in transfers:
-                makers = rows.makers
+                cargo = Cargo(rows, arrived, rider=True)
                 if by_phase:
-                    makers = tuple(m for m in makers if self.nodes[m].phase == self.nodes[position].phase)
-                cargo = Cargo(attrs.evolve(rows, makers=makers), attrs.evolve(arrived, makers=makers), rider=True)
-                if makers and cargo not in self.cargo[position]:
+                    if self.nodes[position].phase not in rows.phases:
+                        continue
+                    part = rows.phases.index(self.nodes[position].phase)
+                    cargo = Cargo(_only(rows, part), _only(arrived, part), rider=True)
+                if cargo not in self.cargo[position]:
                     self.cargo[position].append(cargo)
             rows = arrived
         return rows
@@ -208,3 +238,8 @@ class _Step:
             for position in self._that_carry(made, hop)
             for cargo in self.cargo[position]
         )
+
+
+def _only(rows: Rows, part: int) -> Rows:
+    """One part of several."""
+    return attrs.evolve(rows, makers=(rows.makers[part],), phases=(rows.phases[part],))

@@ -16,7 +16,7 @@ import attrs
 from torch import Tensor
 
 from rpeg_core.errors import ExecutionError
-from rpeg_plugin_megatron.groups import Place
+from rpeg_plugin_megatron.places import Place
 
 __all__ = ["RowsKey", "RowsValue", "Store", "WeightsKey"]
 
@@ -94,9 +94,10 @@ class Store:
         """
         found = self._rows.get((key.node, key.container), {})
         if key not in found:
+            what = f"{'rows' if key.whole else 'a part'} of {key.container!r}"
             raise ExecutionError(
-                f"the {'rows' if key.whole else 'part'} of {key.container!r} made by node {key.node} are not at {key.place}",
-                facts=[f"this rank has: {_list(found)}"],
+                f"{what}, made by node {key.node}, should be at {key.place}",
+                facts=[f"this rank has of them: {_list(found)}"],
             )
         return found[key]
 
@@ -154,4 +155,4 @@ class Store:
 
 
 def _list(keys: Mapping[RowsKey, RowsValue]) -> str:
-    return ", ".join(f"{'rows' if key.whole else 'a part'} at {key.place}" for key in keys) or "none of it"
+    return ", ".join(f"{'rows' if key.whole else 'a part'} at {key.place}" for key in keys) or "nothing"
