@@ -69,7 +69,10 @@ def make_planner(
     given = {key: value for key, value in search.items() if value is not None}
     if seconds is not None or evaluations is not None:
         given |= {"seconds": seconds, "evaluations": evaluations}
-    return Planner(attrs.evolve(experiment, search=attrs.evolve(experiment.search, **given)), registry, overrides)
+    planner = Planner(attrs.evolve(experiment, search=attrs.evolve(experiment.search, **given)), registry, overrides)
+    for remark in planner.remarks:
+        ui.print_warning(remark)
+    return planner
 
 
 def searched(planner: Planner, problem: Problem, registry: Registry, *, verbose: bool = False) -> tuple[Outcome, bool]:
@@ -219,9 +222,10 @@ def fail_without_plan(
         NoFeasiblePlanError: always.
     """
     remedies = remedies_for(planner.experiment, registry, overrides)
+    error = no_plan(planner, outcome, remedies)
     if as_json:
-        ui.print_json({"feasible": False, "search": documents.search(outcome), **documents.remedies(remedies)})
-    raise no_plan(planner, outcome, remedies)
+        error.document = {"feasible": False, "search": documents.search(outcome), **documents.remedies(remedies)}
+    raise error
 
 
 def no_plan(planner: Planner, outcome: Outcome, remedies: Remedies) -> NoFeasiblePlanError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -19,7 +19,7 @@ from rpeg_core.planning.search import Progress, SearchBudget, SearchResult
 from rpeg_core.planning.structures import STRUCTURAL_OPTIONS, Structure, enumerate_structures
 from rpeg_core.plugins.loading import LoadedRecord
 from rpeg_core.plugins.registry import Registry
-from rpeg_core.records import AlgorithmTemplate, HardwareProfile, SearchStrategy
+from rpeg_core.records import AlgorithmTemplate, HardwareProfile, SearchStrategy, Target
 from rpeg_core.settings import Override, build_settings
 from rpeg_core.spec.experiment import Experiment
 from rpeg_core.spec.machine import DeviceSpace
@@ -43,6 +43,9 @@ class Planner:
         MissingPluginError, PluginError: a named plugin is not installed or not usable.
         ExperimentError, UnknownKeyError: the experiment does not fit its algorithm or hardware.
         SettingsError: a setting does not exist or has a value that is not allowed.
+
+    Attributes:
+        remarks: what the user should know about the selection, a sentence each.
     """
 
     def __init__(self, experiment: Experiment, registry: Registry, overrides: Sequence[Override] = ()) -> None:
@@ -68,7 +71,9 @@ class Planner:
             )
             for loaded in terms
         )
+        _check_terms(self.terms)
         self.models = _models(self.template, experiment)
+        self.remarks = tuple(_remarks(self.terms))
         self.options = EvaluationOptions(steps=experiment.horizon_steps, split_lengths=experiment.split_lengths)
         self._uses = [
             _use("algorithm", algorithm),
@@ -163,15 +168,20 @@ class Planner:
         )
 
     def search(self, problem: Problem, progress: Progress, strategy: str | None = None) -> SearchResult:
-        """Run a strategy with the experiment's budget."""
+        """Run a strategy with the experiment's budget.
+
+        Raises:
+            KeyboardInterrupt: cancelled by a signal while kernels are compiled, before the search.
+        """
         record, settings = self.strategy(strategy)
         choice = self.experiment.search
         seconds = choice.seconds
         if seconds is None and choice.evaluations is None:
             seconds = DEFAULT_SECONDS
-        problem.prepare()
-        if record.prepare is not None:
-            record.prepare(problem)
+        with progress.preparing():
+            problem.prepare()
+            if record.prepare is not None:
+                record.prepare(problem)
         return record.run(problem, SearchBudget(seconds=seconds, evaluations=choice.evaluations), settings, progress)
 
     def plan(
@@ -257,6 +267,28 @@ def _hardware(profile: HardwareProfile, experiment: Experiment) -> HardwareProfi
     return attrs.evolve(profile, device=device)
 
 
+def _check_terms(terms: Sequence[ActiveTerm]) -> None:
+    """Two models that price the same are alternatives; their sum means nothing."""
+    first: dict[tuple[Target, str], str] = {}
+    for active in terms:
+        term = active.term
+        other = first.setdefault((term.target, term.quantity), term.name)
+        if other.partition(".")[0] != term.name.partition(".")[0]:
+            raise ExperimentError(
+                f"costs counts {term.quantity} twice",
+                facts=[f"{other} and {term.name} are both selected"],
+                hint=f"name one of {other.partition('.')[0]} and {term.name.partition('.')[0]}, or single terms",
+            )
+
+
+def _remarks(terms: Sequence[ActiveTerm]) -> Iterator[str]:
+    if not any(active.term.target is Target.MEMORY for active in terms):
+        names = ", ".join(active.term.name for active in terms)
+        yield f"no selected cost term prices memory ({names}): every plan counts as one that fits"
+    if not any(active.term.target is Target.TRANSFER for active in terms):
+        yield "no selected cost term prices transfers: they count as taking no time"
+
+
 def _models(template: AlgorithmTemplate, experiment: Experiment) -> dict[str, ModelSpec]:
     roles = {role.name: role for role in template.roles}
     for name in experiment.models:
@@ -265,6 +297,12 @@ def _models(template: AlgorithmTemplate, experiment: Experiment) -> dict[str, Mo
                 f"models.{name} is no model of algorithm {template.name!r}",
                 facts=[f"allowed: {', '.join(roles)}"],
                 hint=suggest(name, roles),
+            )
+    for name in experiment.heads_given:
+        if roles[name].head == Head.LM.value and experiment.models[name].head is not Head.LM:
+            raise ExperimentError(
+                f"models.{name}.head is {experiment.models[name].head.value!r}",
+                facts=[f"allowed: lm; algorithm {template.name!r} needs the probabilities of its tokens"],
             )
     missing = [role.name for role in template.roles if not role.optional and role.name not in experiment.models]
     if missing:
