@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from stability import given
 from studies import Case, experiment, solve
 
 from rpeg_core.cli.ui import print_table
@@ -43,10 +44,10 @@ def study(shape: str, tau: int, *, costs: str, seeds: int, seconds: float, annea
     optimum = proof.evaluation.tokens_per_s if proof.evaluation is not None and proof.stopped == "finished" else None
     reached, worst, slowest = 0, float("inf"), 0.0
     for seed in range(seeds):
-        settings = {"annealing": annealing} if annealing else None
-        result = solve(
-            experiment(case, costs=costs, seconds=seconds, staleness=(tau,), seed=seed, settings=settings), "annealing"
+        chosen = experiment(
+            case, costs=costs, seconds=seconds, staleness=(tau,), seed=seed, settings={"annealing": annealing}
         )
+        result = solve(chosen, "annealing")
         value = 0.0 if result.evaluation is None else result.evaluation.tokens_per_s
         reached += value == optimum
         worst, slowest = min(worst, value), max(slowest, result.seconds)
@@ -60,7 +61,7 @@ def main() -> None:
     parser.add_argument("--costs", default="analytical", choices=("analytical", "paper"))
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of annealing")
     arguments = parser.parse_args()
-    annealing = dict(item.split("=", 1) for item in arguments.set)
+    annealing = given(arguments.set)
     rows, missed = [], []
     for shape in SHAPES:
         for tau in STALENESS:

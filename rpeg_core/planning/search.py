@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import attrs
 import numpy as np
@@ -79,6 +81,7 @@ class Progress:
     def __init__(self, report: Callable[[float, int, Incumbent], None] | None = None) -> None:
         self._report = report
         self._cancelled = False
+        self._preparing: int | None = None  # the thread that does
 
     @property
     def cancelled(self) -> bool:
@@ -86,8 +89,23 @@ class Progress:
         return self._cancelled
 
     def cancel(self) -> None:
-        """Ask the search to return the best configuration so far."""
+        """Ask the search to return the best configuration so far.
+
+        Raises:
+            KeyboardInterrupt: called, by a signal, in the thread that is :meth:`preparing`.
+        """
         self._cancelled = True
+        if self._preparing == threading.get_ident():
+            raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def preparing(self) -> Iterator[None]:
+        """While kernels are compiled there is no configuration yet that a cancelled search could return."""
+        self._preparing = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._preparing = None
 
     def part(self, share: float) -> Progress:
         """The progress of a first part of the search, which may spend ``share`` of the budget."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import attrs
 import numpy as np
 import pytest
@@ -169,3 +171,16 @@ def test_a_part_reports_its_share_and_is_cancelled_with_the_whole() -> None:
     other = Progress()
     other.part(0.5).cancel()
     assert not other.cancelled
+
+
+def test_a_signal_while_kernels_are_compiled_interrupts_at_once() -> None:
+    """Cancelled by another thread, the preparation goes on."""
+    progress = Progress()
+    with progress.preparing():
+        other = threading.Thread(target=progress.cancel)
+        other.start()
+        other.join()
+        assert progress.cancelled
+        with pytest.raises(KeyboardInterrupt):
+            progress.cancel()
+    progress.cancel()

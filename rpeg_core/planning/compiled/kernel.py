@@ -107,9 +107,25 @@ OPTIONS = {"nogil": True, "error_model": "numpy"}
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile with a cache on disk, or for this process alone where no folder is writable."""
     try:
-        return numba.njit(cache=True, **OPTIONS)(function)
+        return _repairing(numba.njit(cache=True, **OPTIONS)(function))
     except RuntimeError:  # numba found no place for its cache
         return numba.njit(**OPTIONS)(function)
+
+
+def _repairing(dispatcher: Any) -> Any:
+    """What a damaged file of the cache held is compiled and stored again; numba itself fails on it."""
+    cache = dispatcher._cache
+    load = cache.load_overload
+
+    def load_overload(signature: Any, target: Any) -> Any:
+        try:
+            return load(signature, target)
+        except Exception:  # of pickle and LLVM, of whatever kind the damage leads to
+            cache.flush()
+            return None
+
+    cache.load_overload = load_overload
+    return dispatcher
 
 
 helper = numba.njit(**OPTIONS)
