@@ -162,9 +162,9 @@ class Crew:
         """Tell all to end, wait for that, and end those that do not."""
         self.send(range(self.world), Shutdown())
         self._launcher.wait(END_S)
-        self.kill()
+        self.close()
 
-    def kill(self) -> None:
+    def close(self) -> None:
         """End all at once; may be called more than once."""
         self._launcher.kill()
         for member in self._members.values():
