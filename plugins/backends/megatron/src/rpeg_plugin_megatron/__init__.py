@@ -10,11 +10,12 @@ import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 from rpeg_core import BackendSpec, hookimpl
+from rpeg_plugin_megatron.settings import Settings
 
 if TYPE_CHECKING:
     from rpeg_core.planning.plan import Plan
 
-__all__ = ["MEGATRON", "rpeg_backends"]
+__all__ = ["MEGATRON", "Settings", "rpeg_backends"]
 
 
 def _probe() -> str | None:
@@ -35,6 +36,7 @@ MEGATRON = BackendSpec(
     can=frozenset({"execute"}),
     probe=_probe,
     open=_open,
+    settings=Settings,
 )
 
 
