@@ -20,7 +20,7 @@ from rpeg_plugin_megatron.groups import PlaceGroups
 from rpeg_plugin_megatron.layers import block_spec
 from rpeg_plugin_megatron.layouts import check_layout
 from rpeg_plugin_megatron.numerics import Llama3Scaling, Numerics
-from rpeg_plugin_megatron.shards import Fragment, fragments_of
+from rpeg_plugin_megatron.shards import Fragment, fragments_of, split_dimension
 
 __all__ = ["Decoder", "HeadOutputs", "ModelShard", "build_shard", "rotary_frequencies"]
 
@@ -65,6 +65,9 @@ class Decoder(GPTModel):
             self.output_layer = None
         if groups.last_stage and spec.head is not Head.LM:
             self.score = torch.nn.Linear(spec.hidden, 1, bias=False)
+        # Megatron says so in its initialisation, which is off; the norm of gradients counts replicated ones once.
+        for name, parameter in self.named_parameters():
+            parameter.tensor_model_parallel = split_dimension(name) is not None
 
     def forward(
         self,

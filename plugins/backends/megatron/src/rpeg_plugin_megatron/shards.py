@@ -12,7 +12,7 @@ import math
 import attrs
 import torch
 
-__all__ = ["Fragment", "fragments_of", "unique_elements"]
+__all__ = ["Fragment", "fragments_of", "split_dimension", "unique_elements"]
 
 _COLUMN = ("linear_qkv.weight", "linear_qkv.bias", "word_embeddings.weight", "output_layer.weight")
 _ROW = ("linear_proj.weight", "linear_fc2.weight")
@@ -84,12 +84,18 @@ def fragments_of(
             (_split(f"{name}#gate", tensor[:half], 0, tensor_rank, tensor_ranks), tensor[:half]),
             (_split(f"{name}#up", tensor[half:], 0, tensor_rank, tensor_ranks), tensor[half:]),
         )
-    if name.endswith((*_COLUMN, *_GATED)):
-        return ((_split(name, tensor, 0, tensor_rank, tensor_ranks), tensor),)
-    if name.endswith(_ROW):
-        return ((_split(name, tensor, 1, tensor_rank, tensor_ranks), tensor),)
+    dimension = split_dimension(name)
+    if dimension is not None:
+        return ((_split(name, tensor, dimension, tensor_rank, tensor_ranks), tensor),)
     shape = tuple(tensor.shape)
     return ((Fragment(name, shape, (0,) * len(shape), shape), tensor),)
+
+
+def split_dimension(name: str) -> int | None:
+    """The dimension of a parameter that tensor parallelism divides; None when every rank has all of it."""
+    if name.endswith((*_COLUMN, *_GATED)):
+        return 0
+    return 1 if name.endswith(_ROW) else None
 
 
 def _split(name: str, tensor: torch.Tensor, dimension: int, rank: int, ranks: int) -> Fragment:
