@@ -266,7 +266,7 @@ def _render(template: str, messages: Sequence[Mapping[str, Any]], variables: Map
         raise BackendError(
             "a chat template needs jinja2, which is not installed",
             facts=[f"tokenizer: {source}"],
-            hint="pip install jinja2, or set megatron.chat_template to false",
+            hint="pip install 'rpeg-plugin-megatron[chat]', or set megatron.chat_template to false",
         ) from error
 
     def refuse(message: str) -> None:
