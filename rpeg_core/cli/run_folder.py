@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,6 +75,8 @@ def write_perfetto(folder: Path) -> Path | None:
 def read_metrics(folder: Path) -> dict[int, Mapping[str, float]]:
     """Step -> metrics of ``metrics.jsonl``, the steps before a resumption too; empty when there is no such file.
 
+    JSON has no word for a number that is not finite; null is read as NaN.
+
     Raises:
         TraceFileError: a line is not a JSON object with a step.
     """
@@ -84,7 +87,8 @@ def read_metrics(folder: Path) -> dict[int, Mapping[str, float]]:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
             values = json.loads(line)
-            found[int(values.pop("step"))] = values
+            step = int(values.pop("step"))
+            found[step] = {name: math.nan if value is None else float(value) for name, value in values.items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             problem = f"{type(error).__name__}: {error}"
             raise TraceFileError(f"line {number} of {path} is not the metrics of a step", facts=[problem]) from error
