@@ -59,8 +59,8 @@ def percent(share: float) -> str:
 
 
 def times(ratio: float) -> str:
-    """``×1.30``."""
-    return f"×{ratio:.2f}"
+    """``×1.30``; two significant digits of what is below a tenth: ``×0.0041``."""
+    return f"×{ratio:.2g}" if 0 < ratio < 0.0995 else f"×{ratio:.2f}"
 
 
 def count(value: int) -> str:

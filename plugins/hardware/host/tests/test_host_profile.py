@@ -19,7 +19,8 @@ from rpeg_plugin_host.machine import cores, memory_bytes, processor
 from rpeg_plugin_host.measure import Measurement, measure
 from rpeg_plugin_host.profile import host_profile
 
-from rpeg_core import Severity
+from rpeg_core import Severity, load_plan
+from rpeg_core.cli.main import main
 from rpeg_core.testing.checks.samples import sample_plan
 from rpeg_core.testing.conformance import Outcome, conformance
 
@@ -121,6 +122,18 @@ def test_more_devices_than_cores_are_a_warning(monkeypatch: pytest.MonkeyPatch) 
     (remark,) = rpeg_check_plan(own)
     assert remark.severity is Severity.WARNING
     assert remark.message == f"the plan has {plan.machine.gpus} devices, this process may use {cores()} cores"
+
+
+def test_an_experiment_for_this_machine_plans_as_it_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    host_profile(ignore, measured=lambda devices: MEASURED)
+    assert main(["init", "--hardware", "host", "--algorithm", "ppo"]) == 0
+    assert main(["plan", "experiment.yaml", "--strategy", "greedy"]) == 0
+    plan = load_plan("plan.json")
+    assert (plan.machine.gpus, plan.workload.bytes_per_element) == (cores(), 4)
+    assert "measuring" not in capsys.readouterr().err
 
 
 class TestDetection:
