@@ -104,27 +104,38 @@ class Forest:
         options, workload = account.problem.options, account.problem.workload
         self._descents = 0  # evaluations spent on them
         self._tokens = float(options.steps * workload.tokens_per_step)
-        self._trees = {index: _Tree.build(account, index, open_boxes) for index in account.evaluators}
-        for one in self._trees.values():  # compiles, or loads what was compiled
+        self._open_boxes = open_boxes
+        self._trees: dict[int, _Tree] = {}
+        for index in list(account.evaluators)[:1]:  # compiles, or loads what was compiled
+            one = self._tree(index)
             tree.grow(one.tables, one.frontier, one.scratch, np.inf, 0, 1)
             everything = tree.build_frontier(one.tables, one.scratch, 1)
             tree.pop(everything, np.empty_like(everything.branch_order), np.empty_like(everything.branch_order))
 
     def limit_tokens_per_s(self) -> float:
         """No plan is faster, unless it is the incumbent."""
-        least = min((t.makespan for t in self._trees.values()), default=np.inf)
+        least = min(map(self._makespan, self._account.evaluators), default=np.inf)
         return self._tokens / least if least > 0.0 else np.inf
 
     def search(self, goal: Goal, share: float) -> bool:
         """Work until every plan is evaluated or excluded; False when the share of the budget is spent before."""
         while True:
-            index = min(self._trees, key=lambda i: self._trees[i].makespan, default=None)
-            if index is None or self._trees[index].makespan == np.inf:
+            index = min(self._account.evaluators, key=self._makespan, default=None)
+            if index is None or self._makespan(index) == np.inf:
                 return True
-            chosen = self._trees[index]
-            if not self._account.goes_on(share) or not self._advance(index, chosen, goal, share):
+            if not self._account.goes_on(share) or not self._advance(index, self._tree(index), goal, share):
                 return False
             self._account.report()
+
+    def _tree(self, index: int) -> _Tree:
+        """The tree of a structure, built when it is first worked on: for a thousand GPUs that takes 0.1 s."""
+        if index not in self._trees:
+            self._trees[index] = _Tree.build(self._account, index, self._open_boxes)
+        return self._trees[index]
+
+    def _makespan(self, index: int) -> float:
+        """No plan of the structure that is still to be considered is faster."""
+        return self._trees[index].makespan if index in self._trees else 0.0
 
     def _improve(self, index: int, choice: Ints, share: float) -> None:
         """Descend from a plan that the tree came upon, as long as descents have their share of the evaluations."""

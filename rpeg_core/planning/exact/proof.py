@@ -90,7 +90,7 @@ def prove(
     account = Account(problem, budget, progress, incumbent, most_boxes)
     forest = Forest(account, open_boxes, evaluated_at_once)
     throughput = problem.objective.kind == "throughput"
-    if account.evaluators and account.goes_on():
+    if not progress.cancelled:
         first_plans(account)
     complete = forest.search(Goal(Objective()), 1.0 if throughput else THROUGHPUT_SHARE)
     limit: float | None = forest.limit_tokens_per_s()
