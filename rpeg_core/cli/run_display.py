@@ -62,6 +62,7 @@ class RunDisplay:
         self._plan, self._title, self._steps, self._show = plan, title, steps, show
         self._line_each = not ui.is_terminal_for_progress()
         self._began = time.monotonic()
+        self._first: tuple[int, float] | None = None  # the first step that ended, and when
         self._curve: list[float] = []
         self.metrics: dict[int, dict[str, float]] = {}
 
@@ -104,11 +105,14 @@ class RunDisplay:
         elapsed_s = time.monotonic() - self._began
         if self._steps is None:
             return f"step {step + 1}, {words.duration(elapsed_s)}"
-        share = (step + 1) / self._steps
-        here = (step + 1 - min(self.metrics)) / (self._steps - min(self.metrics))  # a resumed run does not begin at 0
-        left = words.duration(elapsed_s / here - elapsed_s)
-        bar = words.bar(share, BAR_WIDTH)
-        return f"{bar} step {step + 1} of {self._steps}, {words.duration(elapsed_s)}, {left} left"
+        bar = words.bar((step + 1) / self._steps, BAR_WIDTH)
+        shown = f"{bar} step {step + 1} of {self._steps}, {words.duration(elapsed_s)}"
+        now = time.monotonic()
+        if self._first is None:  # it, and what came before it, says nothing about the others
+            self._first = (step, now)
+            return shown
+        first, since = self._first
+        return f"{shown}, {words.duration((self._steps - step - 1) * (now - since) / (step - first))} left"
 
     def _values(self, metrics: Mapping[str, float]) -> list[str]:
         found = [(label, metric(metrics, label)) for label, _ in SHOWN]
