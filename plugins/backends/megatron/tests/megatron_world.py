@@ -25,6 +25,9 @@ from typing import Any
 
 __all__ = ["WorldError", "run_world"]
 
+START_LIMIT_S = 300.0
+"""Importing torch and Megatron takes 5 s of one core, on a busy machine much longer."""
+
 PRELOADED = ["torch.distributed", "rpeg_plugin_megatron.model", "rpeg_plugin_megatron.train"]
 
 
@@ -41,7 +44,7 @@ def run_world(
         function: a top-level function of a test module (or of any module).
         ranks: number of processes.
         arguments: picklable, the same for all ranks.
-        timeout_s: wall-clock limit of the whole call.
+        timeout_s: wall-clock limit from when all processes have started.
         threads: torch threads per process.
 
     Raises:
@@ -52,7 +55,6 @@ def run_world(
     module = sys.modules[function.__module__]
     where = (module.__name__, str(Path(module.__file__ or "").resolve()), function.__name__)
     payload = pickle.dumps(arguments)
-    deadline = time.monotonic() + timeout_s
     with tempfile.TemporaryDirectory(prefix="rpeg-world-") as folder:
         processes, connections = [], []
         for rank in range(ranks):
@@ -64,22 +66,25 @@ def run_world(
             processes.append(process)
             connections.append(ours)
         try:
-            return _collect(connections, deadline, timeout_s)
+            _collect(connections, START_LIMIT_S, "start")
+            return _collect(connections, timeout_s, "finish")
         finally:
             for process in processes:
-                process.join(timeout=max(0.0, min(5.0, deadline - time.monotonic())))
+                process.join(timeout=5.0)
                 if process.is_alive():
                     process.kill()
                     process.join()
 
 
-def _collect(connections: list[Connection], deadline: float, timeout_s: float) -> list[Any]:
+def _collect(connections: list[Connection], limit_s: float, what: str) -> list[Any]:
+    """The next message of every rank, in rank order."""
+    deadline = time.monotonic() + limit_s
     results: dict[int, Any] = {}
     waiting = dict(zip(connections, range(len(connections)), strict=True))
     while waiting:
         ready = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
         if not ready:
-            raise WorldError(f"ranks {sorted(waiting.values())} did not finish within {timeout_s:g} s")
+            raise WorldError(f"ranks {sorted(waiting.values())} did not {what} within {limit_s:g} s")
         for connection in ready:
             rank = waiting.pop(connection)  # type: ignore[index]
             try:
@@ -107,6 +112,7 @@ def _child(
         torch.set_num_threads(threads)
         function = _load(*where)
         arguments = pickle.loads(payload)
+        connection.send_bytes(pickle.dumps((True, None)))
         timeout = datetime.timedelta(seconds=timeout_s)
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=timeout)
         result = function(rank, ranks, *arguments)

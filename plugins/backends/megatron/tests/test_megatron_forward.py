@@ -8,7 +8,7 @@ import torch.distributed as dist
 from megatron_world import run_world
 from rpeg_plugin_megatron.cpu import as_if_cuda
 from rpeg_plugin_megatron.device import choose_device
-from rpeg_plugin_megatron.forward import Rows, microbatches_of
+from rpeg_plugin_megatron.forward import Rows, microbatches_of, trimmed
 from rpeg_plugin_megatron.logprobs import token_logprobs
 
 from rpeg_core.errors import BackendError, ExecutionError
@@ -101,3 +101,17 @@ def test_devices() -> None:
         choose_device("cpu", "fp8")
     with pytest.raises(BackendError, match="this worker needs GPU 64"):
         choose_device("cuda", local_rank=64)
+
+
+def test_columns_without_tokens_are_left_out() -> None:
+    tokens = torch.arange(24).reshape(2, 12)
+    mask = torch.zeros_like(tokens, dtype=torch.bool)
+    mask[0, 3:8] = True
+    mask[1, 4:9] = True
+    first, second = trimmed([Rows(tokens[:1], mask[:1], 6), Rows(tokens[1:], mask[1:], 6)])
+    assert first.tokens.tolist() == [[3, 4, 5, 6, 7, 8]]
+    assert second.tokens.tolist() == [[15, 16, 17, 18, 19, 20]]
+    assert (first.prompt_tokens, first.response_tokens) == (3, 3)
+    assert second.mask.tolist() == [[False, True, True, True, True, True]]
+    (nothing,) = trimmed([Rows(tokens, mask & False, 6)])
+    assert nothing.tokens.tolist() == [[5, 6], [17, 18]]

@@ -54,6 +54,7 @@ class Device:
         """
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=not self.is_cpu)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # every new tensor is written before it is read
 
 
 def choose_device(kind: str, precision: str = "auto", *, local_rank: int = 0) -> Device:

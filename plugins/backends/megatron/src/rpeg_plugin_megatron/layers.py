@@ -120,13 +120,18 @@ class CoreAttention(torch.nn.Module):
         q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         if self.cache is not None:
             k, v = self.cache.append(k, v)
+        grouped = q.shape[1] != k.shape[1]
+        if grouped and q.is_cuda and attention_mask is not None:
+            # CUDA's fused kernels take a mask or grouped heads, not both; unfused, all weights would be in memory.
+            k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for tensor in (k, v))
+            grouped = False
         out = functional.scaled_dot_product_attention(
             q,
             k,
             v,
             attn_mask=attention_mask,
             is_causal=attention_mask is None and q.shape[2] > 1,
-            enable_gqa=q.shape[1] != k.shape[1],
+            enable_gqa=grouped,
         )
         return out.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], -1)
 

@@ -90,17 +90,18 @@ class Trainer:
         shard = self.shard
         parts: dict[int, LossParts] = {}
 
-        def part(index: int, output: HeadOutputs) -> tuple[Tensor, Tensor, None]:
-            outputs = outputs_of(shard, batches[index], output, temperature=temperature, entropy=entropy)
+        def part(index: int, short: Rows, output: HeadOutputs) -> tuple[Tensor, Tensor, None]:
+            outputs = outputs_of(
+                shard, short, output, batches[index].response_tokens, temperature=temperature, entropy=entropy
+            )
             parts[index] = loss(index, outputs)
             return parts[index].loss, torch.zeros((), dtype=torch.int, device=shard.device.torch), None
 
-        scored = slice(batches[0].prompt_tokens - 1, batches[0].tokens.shape[1] - 1)
         shard.module.train()
         try:
             self._ddp.zero_grad_buffer()
             self._optimizer.zero_grad()
-            run_schedule(shard, self._ddp, batches, scored, part, forward_only=False)
+            run_schedule(shard, self._ddp, batches, part, at_token=False, forward_only=False)
             rate = self.settings.learning_rate_at(self.updates)
             norm = self._step(rate)
         finally:
