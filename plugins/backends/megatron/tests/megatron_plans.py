@@ -12,8 +12,8 @@ from typing import Any
 
 import attrs
 from rpeg_plugin_megatron.messages import Done, Execute
+from rpeg_plugin_megatron.metrics import charged_bytes
 from rpeg_plugin_megatron.settings import Settings
-from rpeg_plugin_megatron.transfer import charged_bytes
 
 from rpeg_core.passes.lower import NodeKind
 from rpeg_core.planning.assignment import Assignment, Layout
@@ -22,11 +22,11 @@ from rpeg_core.planning.planner import Planner
 from rpeg_core.planning.structures import Structure
 from rpeg_core.plugins.registry import Registry
 from rpeg_core.runtime.engine import Engine
-from rpeg_core.runtime.protocol import Dispatch, NodeFinished, Release, Stop
+from rpeg_core.runtime.protocol import Dispatch, NodeFinished, Pause, Proceed, Release, Stop
 from rpeg_core.spec.experiment import parse_experiment
 from rpeg_core.spec.machine import Allocation, DeviceSpace
 
-__all__ = ["TINY", "Ran", "at", "experiment", "make_plan", "run_plan", "settings"]
+__all__ = ["TINY", "Ran", "at", "drive", "experiment", "make_plan", "ranks_of", "run_plan", "settings", "transfers"]
 
 TINY = {
     "layers": 2,
@@ -49,7 +49,8 @@ def at(gpus: str, dp: int = 1, pp: int = 1, tp: int = 1, mb: int = 1) -> Assignm
 def experiment(algorithm: str, **changes: Any) -> dict[str, Any]:
     """An experiment file on a tiny llama; ``changes`` replace its sections."""
     models: dict[str, Any] = {"actor": {"config": dict(TINY)}, "reference": {"same_as": "actor"}}
-    values: dict[str, Any] = {"learning_rate": 1e-3}
+    # With Adam's usual epsilon an element whose gradient is rounding noise moves by the learning rate, to either side.
+    values: dict[str, Any] = {"learning_rate": 1e-2, "adam_epsilon": 1e-3}
     if algorithm == "ppo":
         models |= {"critic": {"same_as": "actor", "head": "scalar"}, "reward": {"same_as": "actor", "head": "scalar"}}
     if algorithm == "grpo":
@@ -69,10 +70,10 @@ def experiment(algorithm: str, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def make_plan(document: Mapping[str, Any], assignments: Mapping[str, Assignment], **structure: Any) -> Plan:
-    """The plan that gives every operator the assignment of its name, or that of ``""``."""
+def make_plan(document: Mapping[str, Any], assignments: Mapping[str, Assignment], **staleness: int) -> Plan:
+    """The plan that gives every operator the assignment of its name, or that of ``""``; ``actor=1`` is a staleness."""
     planner = Planner(parse_experiment(document), Registry())
-    chosen = Structure(staleness=(), **structure)
+    chosen = Structure(staleness=tuple(staleness.items()))
     graph = planner.graph(chosen)
     full = {op.name: assignments.get(op.name, assignments.get("")) for op in graph.operators}
     found = Plan(
@@ -105,23 +106,21 @@ class Ran:
 
     Attributes:
         done: (label, answer) of its nodes, in order.
-        charged: label of each of its transfers -> (bytes planned, bytes delivered here, container bytes).
         artifacts: left in the store at the end.
         kept_bytes: of versions beside the trainers', at the end.
         weights: model -> boxes of the trained version as (name, start, stop, values), on ranks of its trainer.
-        rows: (step, container) -> (first row, values) where an operator made them, when asked for.
-        overhead_s: of a node, without the work itself: the mean over all nodes of this rank.
+        rows: (step, container) -> (numbers of rows, values) of each node that made some here, when asked for.
     """
 
     done: tuple[tuple[str, Done], ...]
     artifacts: int
     kept_bytes: int
     weights: Mapping[str, Sequence[tuple[str, tuple[int, ...], tuple[int, ...], Any]]]
-    rows: Mapping[tuple[int, str], tuple[int, Any]]
+    rows: Mapping[tuple[int, str], Sequence[tuple[Any, Any]]]
 
 
-def drive(worker: Any, engine: Engine, on_done: Any = None) -> list[tuple[str, Done]]:
-    """Execute what an engine says on one rank, until it stops."""
+def drive(worker: Any, engine: Engine, on_done: Any = None, on_pause: Any = None) -> list[tuple[str, Done]]:
+    """Execute what an engine says on one rank, until it stops; ``on_done(node, answer)``, ``on_pause(step)``."""
     done = []
     waiting = list(engine.start(0.0))
     while waiting:
@@ -135,6 +134,10 @@ def drive(worker: Any, engine: Engine, on_done: Any = None) -> list[tuple[str, D
             waiting += engine.handle(NodeFinished(instruction.node.index, time.monotonic()))
         elif isinstance(instruction, Release):
             worker.drop((instruction.artifact,))
+        elif isinstance(instruction, Pause):
+            if on_pause is not None:
+                on_pause(instruction.step)
+            waiting += engine.handle(Proceed(time.monotonic()))
         elif isinstance(instruction, Stop):
             assert not instruction.failed, instruction
     return done
@@ -147,15 +150,16 @@ def run_plan(rank: int, world: int, plan: Plan, chosen: Settings, steps: int, ke
 
     worker = Worker(rank, world, plan, chosen)
     worker.setup()
-    rows = {}
+    rows: dict[tuple[int, str], list[tuple[Any, Any]]] = {}
 
     def note(node: Any, answer: Done) -> None:
         if node.kind is not NodeKind.OP or not keep_rows:
             return
         for key, value in worker.store.all_rows():
-            if key.node == node.index and value.numbers is None:
-                first, _ = home_rows(plan.workload.sequences, key.place, rank)
-                rows[node.step, key.container] = (first, value.tensor.numpy())
+            if key.node == node.index:
+                numbers = range(*home_rows(plan.workload.sequences, key.place, rank))
+                numbers = list(numbers) if value.numbers is None else value.numbers.tolist()
+                rows.setdefault((node.step, key.container), []).append((numbers, value.tensor.numpy()))
 
     done = drive(worker, Engine(worker.window, steps), note)
     weights = {}

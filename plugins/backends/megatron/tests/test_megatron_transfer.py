@@ -9,12 +9,11 @@ import attrs
 import pytest
 import torch
 from megatron_world import run_world
-from rpeg_plugin_megatron.groups import Place
+from rpeg_plugin_megatron.places import Place
 from rpeg_plugin_megatron.shards import Fragment
-from rpeg_plugin_megatron.transfer import charged_bytes, move, route
+from rpeg_plugin_megatron.transfer import move, route
 
 from rpeg_core.errors import ExecutionError
-from rpeg_core.passes.lower import Node, NodeKind
 from rpeg_core.planning.assignment import Layout
 from rpeg_core.spec.machine import Allocation
 
@@ -64,7 +63,9 @@ PLACES = [
 ]
 
 
-def _through(rank: int, world: int, pairs: list[tuple[Place, Place]], bucket_bytes: int) -> list[tuple[bool, int, int, int]]:
+def _through(
+    rank: int, world: int, pairs: list[tuple[Place, Place]], bucket_bytes: int
+) -> list[tuple[bool, int, int, int]]:
     found = []
     for source, target in pairs:
         held, wanted = held_by(source), held_by(target)
@@ -117,27 +118,3 @@ def test_what_nobody_holds_is_an_error() -> None:
     half = Fragment("matrix", (8, 12), (0, 0), (4, 12))
     with pytest.raises(ExecutionError, match=r"rank 1 wants 'matrix' from \(0, 0\) to \(8, 12\), which no rank holds"):
         route(0, {0: [half]}, {1: [attrs.evolve(half, stop=(8, 12))]})
-
-
-def node(kind: NodeKind, source: Allocation, target: Allocation, model: str | None) -> Node:
-    return Node(index=3, kind=kind, operator="serve", step=1, allocation=target, source=source, model=model)
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "share"),
-    [
-        (Allocation(0, 2), Allocation(2, 4), 1.0),  # disjoint
-        (Allocation(0, 4), Allocation(2, 4), 0.5),  # 4 GPUs, 2 of which are in both
-        (Allocation(2, 4), Allocation(0, 4), 0.5),
-        (Allocation(0, 2), Allocation(1, 4), 2 / 3),
-    ],
-)
-def test_weights_are_charged_for_what_does_not_overlap(source: Allocation, target: Allocation, share: float) -> None:
-    assert charged_bytes(node(NodeKind.COMM, source, target, "actor"), 1000, 1000) == 1000 * share
-    assert charged_bytes(node(NodeKind.COMM, source, target, "actor"), 500, 1000) == 500 * share
-
-
-def test_data_and_resharding_are_charged_as_they_are() -> None:
-    here = Allocation(0, 2)
-    assert charged_bytes(node(NodeKind.RESHARD, here, here, "actor"), 1000, 1000) == 1000
-    assert charged_bytes(node(NodeKind.COMM, here, Allocation(1, 3), None), 700, 1000) == 700

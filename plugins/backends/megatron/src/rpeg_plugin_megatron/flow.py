@@ -19,13 +19,14 @@ import attrs
 
 from rpeg_core.errors import ExecutionError
 from rpeg_core.ir import ContainerKind, Role
-from rpeg_core.passes.lower import Node, NodeKind
+from rpeg_core.passes.lower import Node, NodeKind, split_operators
 from rpeg_core.planning.assignment import ExecutionPlan
+from rpeg_core.planning.plan import Plan
 from rpeg_core.runtime.window import StepShape, Window
 from rpeg_core.spec.machine import Allocation
 from rpeg_plugin_megatron.places import Place
 
-__all__ = ["Cargo", "Flow", "Rows"]
+__all__ = ["Cargo", "Flow", "Rows", "phases_problem"]
 
 
 @attrs.frozen
@@ -238,6 +239,22 @@ class _Step:
             for position in self._that_carry(made, hop)
             for cargo in self.cargo[position]
         )
+
+
+def phases_problem(plan: Plan) -> str | None:
+    """Why the length phases of a plan cannot be executed, None when they can: each is a whole number of rows."""
+    split = split_operators(plan.rpeg, plan.assignments, plan.workload.phases) if plan.options.split_lengths else ()
+    for operator in sorted(split, key=plan.rpeg.index):
+        if plan.rpeg.operator(operator).role is Role.GENERATION:
+            local = plan.workload.sequences // plan.assignments[operator].layout.data
+            for phase in plan.workload.phases:
+                rows = phase.finishing * local
+                if abs(rows - round(rows)) > 1e-6:
+                    return (
+                        f"length phase {phase.index} of {operator!r} is {rows:.6g} of the {local} rows of a replica; "
+                        "allowed: fractions of workload.response_lengths that are whole rows"
+                    )
+    return None
 
 
 def _only(rows: Rows, part: int) -> Rows:

@@ -30,19 +30,25 @@ from rpeg_plugin_megatron.messages import Done
 
 __all__ = ["MetricsFiles", "StepMetrics", "charged_bytes", "combine"]
 
+FLUSH_S = 10
+"""How often TensorBoard's writer, which has a thread of its own, writes what it was given."""
+
 
 def charged_bytes(node: Node, delivered_bytes: int, container_bytes: int) -> float:
     """What lowering charges for a transfer that delivered ``delivered_bytes`` of unique payload over all its ranks.
 
     Weights that go to partly the same GPUs are charged for the share of the larger allocation that does not overlap
-    (model.md, section 2, stage 4); a rank routes what its new shard lacks, which depends on the layouts. Everything
-    else is charged as it is.
+    (model.md, section 2, stage 4); a rank routes what its new shard lacks, which depends on the layouts. The part of a
+    length phase is a fraction in floating point; its whole rows are charged as that. Everything else is charged as it
+    is.
 
     Args:
         node: the transfer.
         delivered_bytes: the sum over the ranks; ``container_bytes`` when all of the container arrived.
         container_bytes: of the whole container.
     """
+    if node.phase is not None and delivered_bytes == round(node.payload_bytes):
+        return node.payload_bytes
     if node.kind is not NodeKind.COMM or node.model is None or node.source is None:
         return float(delivered_bytes)
     largest = max(node.source.size, node.allocation.size)
@@ -172,7 +178,7 @@ class _Events:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._event, self._summary = Event, Summary
-        self._writer = EventFileWriter(str(folder))
+        self._writer = EventFileWriter(str(folder), flush_secs=FLUSH_S)
         # What earlier event files say of these steps is void.
         start = SessionLog(status=SessionLog.START)
         self._writer.add_event(Event(wall_time=time.time(), step=first_step, session_log=start))
@@ -181,7 +187,6 @@ class _Events:
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         summary = self._summary(value=values)
         self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
-        self._writer.flush()
 
     def close(self) -> None:
         self._writer.close()

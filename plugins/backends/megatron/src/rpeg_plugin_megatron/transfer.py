@@ -24,10 +24,9 @@ import torch.distributed
 from torch import Tensor
 
 from rpeg_core.errors import ExecutionError
-from rpeg_core.passes.lower import Node, NodeKind
 from rpeg_plugin_megatron.shards import Fragment
 
-__all__ = ["BUCKET_BYTES", "Cut", "Held", "Moved", "Route", "charged_bytes", "move", "route"]
+__all__ = ["BUCKET_BYTES", "Cut", "Held", "Moved", "Route", "move", "route"]
 
 BUCKET_BYTES = 256 * 2**20
 """Of one message between two ranks."""
@@ -246,23 +245,3 @@ def _views(buffer: Tensor, cuts: Sequence[Cut], tensors: Sequence[Tensor]) -> It
         exact = buffer[offset : offset + cut.elements * tensor.element_size()]
         yield exact.view(tensor.dtype).view([part.stop - part.start for part in cut.slices]), cut
         offset += _bytes(cut, tensors)
-
-
-def charged_bytes(node: Node, delivered_bytes: int, container_bytes: int) -> float:
-    """What lowering charges for a transfer that delivered ``delivered_bytes`` of unique payload over all its ranks.
-
-    Weights that go to partly the same GPUs are charged for the share of the larger allocation that does not overlap
-    (model.md, section 2, stage 4); a rank routes what its new shard lacks, which depends on the layouts. Everything
-    else is charged as it is.
-
-    Args:
-        node: the transfer.
-        delivered_bytes: the sum over the ranks; ``container_bytes`` when all of the container arrived.
-        container_bytes: of the whole container.
-    """
-    if node.kind is not NodeKind.COMM or node.model is None or node.source is None:
-        return float(delivered_bytes)
-    largest = max(node.source.size, node.allocation.size)
-    share = (largest - node.source.overlap(node.allocation)) / largest
-    charged = container_bytes * share
-    return charged if delivered_bytes == container_bytes else charged * (delivered_bytes / container_bytes)

@@ -30,7 +30,7 @@ from rpeg_core.settings import build_settings
 from rpeg_plugin_megatron import checkpoint, huggingface
 from rpeg_plugin_megatron.dataset import Limits, open_data
 from rpeg_plugin_megatron.device import Device, choose_device
-from rpeg_plugin_megatron.flow import Flow, Rows
+from rpeg_plugin_megatron.flow import Flow, Rows, phases_problem
 from rpeg_plugin_megatron.groups import build_groups
 from rpeg_plugin_megatron.installations import Installation, first_weights, role_of, spec_to_run
 from rpeg_plugin_megatron.messages import Done, Execute
@@ -90,7 +90,7 @@ class Worker:
         self.device = choose_device(
             settings.device, settings.precision, local_rank=int(os.environ.get("LOCAL_RANK", self.rank))
         )
-        self._check_width()
+        self._check_plan()
         self.device.make_deterministic()
         self._join(store)
         places = {name: Place(a.allocation, a.layout) for name, a in plan.assignments.items()}
@@ -102,7 +102,10 @@ class Worker:
         dist.barrier()
         return _words(self.device)
 
-    def _check_width(self) -> None:
+    def _check_plan(self) -> None:
+        problem = phases_problem(self.plan)
+        if problem is not None:
+            raise BackendError("the plan's length phases cannot be executed", facts=[problem])
         width = self.plan.workload.bytes_per_element
         if width != self.device.bytes_per_element:
             raise BackendError(
