@@ -23,7 +23,7 @@ from rpeg_plugin_megatron.launcher import launcher_for
 from rpeg_plugin_megatron.metrics import MetricsFiles, StepMetrics
 from rpeg_plugin_megatron.settings import Settings
 
-__all__ = ["LOGS_FOLDER", "TENSORBOARD_FOLDER", "MegatronSession", "open_session"]
+__all__ = ["LOGS_FOLDER", "TENSORBOARD_FOLDER", "WORKER", "MegatronSession", "open_session"]
 
 LOGS_FOLDER = "logs"
 TENSORBOARD_FOLDER = "tensorboard"

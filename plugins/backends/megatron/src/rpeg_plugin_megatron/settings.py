@@ -23,8 +23,8 @@ class Settings:
     seed: int = setting(0, help="Seed of initial weights, row order and sampling.", minimum=0)
 
     data: str | None = setting(None, help="JSONL file of prompts (or, for DPO, of preference pairs).")
-    task: str | None = setting(None, help="Built-in generated task instead of data, e.g. copy or sort.")
-    tokenizer: str = setting("characters", help="Hugging Face folder with tokenizer.json, or `characters`.")
+    task: str | None = setting(None, help="Built-in generated task instead of data: copy, reverse or sort.")
+    tokenizer: str = setting("characters", help="Hugging Face folder with tokenizer.json, or `characters[:ALPHABET]`.")
     chat_template: bool = setting(False, help="Wrap prompts in the chat template of the tokenizer's folder.")
     reward: str | None = setting(
         None, help="Function that scores a response, `package.module:name`; a task brings its own."

@@ -105,7 +105,9 @@ class Environment:
 
         for name in ("RPEG_CONTROLLER", "RPEG_AUTHKEY"):
             if name not in variables:
-                raise BackendError(f"{name} is not set", hint="docs/running.md shows how to start external workers")
+                raise BackendError(
+                    f"{name} is not set", hint="the README of rpeg-plugin-megatron shows how to start external workers"
+                )
         return cls(
             controller=parse_address(variables["RPEG_CONTROLLER"], "RPEG_CONTROLLER"),
             key=key_from_text(variables["RPEG_AUTHKEY"], "RPEG_AUTHKEY"),
