@@ -262,6 +262,14 @@ def test_a_cancel_is_given_once_and_the_trace_says_so(tmp_path: Path) -> None:
     assert judge(notes, 2, tmp_path).findings == ()
 
 
+def test_a_cancel_while_a_checkpoint_is_written_stops_at_that_boundary(tmp_path: Path) -> None:
+    crew, pressed = Script(), threading.Event()
+    notes = drive(crew, steps=3, pause_every=1, cancelled=pressed.is_set, checkpoint=lambda step, save: pressed.set())
+    assert notes[-1] == Stopped(notes[-1].time_s, "interrupted", 1)
+    assert {record.step for record in notes if isinstance(record, Dispatched)} == {0}
+    assert judge(notes, 3, tmp_path).findings == ()
+
+
 # Links
 
 

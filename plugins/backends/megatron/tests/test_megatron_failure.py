@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +154,90 @@ def test_a_worker_lost_while_a_checkpoint_is_written_leaves_no_complete_one(
     )
     check_the_end(plan, output, notes, error, 4)
     assert sorted(path.name for path in (output / "checkpoints").iterdir()) == ["partial-00000004", "step-00000002"]
+
+
+def wait_for(condition: Callable[[], bool], limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited for too long"
+        time.sleep(0.005)
+
+
+def running_node(output: Path) -> tuple[str, int]:
+    """(operator, step) of the operator that the trace so far shows running, if any."""
+    found = ("", -1)
+    path = output / "trace.jsonl"
+    for line in path.read_text().splitlines()[-6:] if path.exists() else []:
+        record = json.loads(line) if line.endswith("}") else {}
+        if record.get("record") == "dispatch" and record["kind"] == "OP":
+            found = (record["operator"], record["step"])
+        elif record.get("record") == "end":
+            found = ("", -1)
+    return found
+
+
+def children(pid: int) -> list[int]:
+    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def command(plan: Plan, folder: Path, steps: int) -> subprocess.Popen[str]:
+    """``rpeg run`` with real workers."""
+    plan.save(folder / "plan.json")
+    arguments = ["run", "plan.json", "--backend", "megatron", "--output", "run", "--steps", str(steps)]
+    return subprocess.Popen(
+        [sys.executable, "-m", "rpeg_core", *arguments, "--set", "megatron.task=copy", "--set", "megatron.device=cpu"],
+        cwd=folder,
+        env={name: value for name, value in os.environ.items() if name != "FAKE"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def long_plan() -> Plan:
+    """Operators that take a good part of a second each."""
+    workload = {"prompts": 16, "rollouts_per_prompt": 4, "prompt_tokens": 6, "response_tokens": 60}
+    document = experiment("grpo", workload={**workload, "bytes_per_element": 4})
+    return make_plan(document, {"": at("0-1", dp=2)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operator", ["actor_generation", "actor_training"])
+def test_a_real_worker_killed_in_the_middle(long_plan: Plan, tmp_path: Path, operator: str) -> None:
+    process = command(long_plan, tmp_path, 50)
+    output = tmp_path / "run"
+    wait_for(lambda: running_node(output)[0] == operator and running_node(output)[1] >= 1, 300.0)
+    workers = children(process.pid)
+    killed_s = time.monotonic()
+    os.kill(workers[1], signal.SIGKILL)
+    _, text = process.communicate(timeout=60)
+    assert time.monotonic() - killed_s < TOGETHER_S
+    assert process.returncode == ExitCode.EXECUTION_FAILED
+    assert "error[execution]: the worker of GPU 1 was lost: its process was killed by SIGKILL" in text
+    assert f"worker 1: cpu, process {workers[1]} on " in text
+    assert re.search(rf"it was running {operator}@\d+ \(operator {operator}, step \d+, GPUs 0-1\)", text)
+    assert not any(map(is_running, workers))
+    verdict = verify_plan(long_plan, output / "trace.jsonl")
+    assert verdict.findings == ()
+    assert verdict.steps_complete >= 1
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_real_workers_after_the_current_nodes(long_plan: Plan, tmp_path: Path) -> None:
+    process = command(long_plan, tmp_path, 50)
+    output = tmp_path / "run"
+    wait_for(lambda: running_node(output)[1] >= 1, 300.0)
+    workers = children(process.pid)
+    for pid in (process.pid, *workers):  # a terminal sends it to all
+        os.kill(pid, signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert not any(map(is_running, workers))
+    verdict = verify_plan(long_plan, output / "trace.jsonl")
+    assert verdict.findings == ()
+    assert verdict.unfinished == ()
+    assert verdict.stopped == "interrupted"
 
 
 CONTROLLER = """

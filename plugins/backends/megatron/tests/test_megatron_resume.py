@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from megatron_fake import FAKE
 from megatron_plans import at, experiment, make_plan
-from rpeg_plugin_megatron.session import MegatronSession
+from rpeg_plugin_megatron.session import WORKER, MegatronSession
 from rpeg_plugin_megatron.settings import Settings
 
 from rpeg_core.errors import BackendError, ExecutionError
@@ -44,12 +44,12 @@ def output(tmp_path: Path) -> Path:
     return folder
 
 
-def run(plan: Plan, output: Path, steps: int, *, resume: bool = False, **settings: Any) -> Trace:
+def run(plan: Plan, output: Path, steps: int, *, resume: bool = False, worker: str = FAKE, **settings: Any) -> Trace:
     if resume:  # as the command does
         number = len(list(output.glob("trace.*.jsonl"))) + 1
         (output / "trace.jsonl").rename(output / f"trace.{number}.jsonl")
     values = {"checkpoint_every": 2, "task": "copy"} | settings
-    with MegatronSession(plan, Settings(**values), worker=FAKE) as session:
+    with MegatronSession(plan, Settings(**values), worker=worker) as session:
         return session.run(RunRequest(steps=steps, output=output, resume=resume))
 
 
@@ -112,6 +112,35 @@ def test_a_finished_run_can_be_continued_with_more_steps(plan: Plan, output: Pat
     (output / "trace.1.jsonl").rename(output / "trace.jsonl")
     run(plan, output, 5, resume=True)
     assert losses(output) == losses(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "places",
+    [
+        {"": at("0-1", dp=2)},
+        {"actor_generation": at("0"), "actor_training": at("0-1", tp=2), "": at("1")},
+    ],
+    ids=["together", "apart"],
+)
+def test_real_workers_go_on_to_exactly_the_same_losses(places: dict[str, Any], output: Path, tmp_path: Path) -> None:
+    plan = make_plan(experiment("grpo"), places)
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    run(plan, whole, 5, worker=WORKER, device="cpu")
+    run(plan, output, 2, worker=WORKER, device="cpu")
+    run(plan, output, 5, resume=True, worker=WORKER, device="cpu")
+    expected, found = ([json.loads(x) for x in (f / "metrics.jsonl").read_text().splitlines()] for f in (whole, output))
+    times = ("seconds", "time_s", "tokens_per_s")
+    for before, after in zip(expected, found, strict=True):
+        assert {k: v for k, v in before.items() if not any(word in k for word in times)} == {
+            k: v for k, v in after.items() if not any(word in k for word in times)
+        }
+    assert {line["actor_training/loss"] for line in found} != {0.0}
+    weights = [(folder / "actor" / "model.safetensors").read_bytes() for folder in (whole, output)]
+    assert weights[0] == weights[1]
+    for file in (whole / "trace.jsonl", output / "trace.jsonl", output / "trace.1.jsonl"):
+        assert verify_plan(plan, file).complete
 
 
 def test_tensorboard_shows_each_step_once(plan: Plan, output: Path) -> None:

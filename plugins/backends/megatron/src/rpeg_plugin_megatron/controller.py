@@ -169,7 +169,7 @@ class Controller:
                 case Pause(step):
                     self._tell()
                     self._checkpoint(step, lambda folder, step=step: self._save(folder, step))
-                    events = [Proceed(self._now())]
+                    events = [*self._cancel(), Proceed(self._now())]
                 case Stop(reason) if self._complete < self._steps:
                     self._stop(reason)
         return events
@@ -224,11 +224,15 @@ class Controller:
                 events.append(WorkerLost(report.rank, report.reason, self._now()))
             else:
                 events += self._take_in(report)
+        events += self._cancel()
+        return events or [Tick(self._now())]
+
+    def _cancel(self) -> Iterable[Event]:
+        """What the engine hears, once, of a user who wants the run to end."""
         if self._cancelled() and not self._cancel_sent:
             self._cancel_sent = True
             self._status("interrupted; finishing what runs")
-            events.append(Cancel(INTERRUPTED, self._now()))
-        return events or [Tick(self._now())]
+            yield Cancel(INTERRUPTED, self._now())
 
     def _take_in(self, report: FromWorker) -> Iterable[Event]:
         if not isinstance(report, Done):

@@ -99,9 +99,9 @@ class Crew:
         limit_s = self._settings.heartbeat_timeout_s
         listener = Listener(self._launcher.listen, self._launcher.key, send_limit_s=limit_s)
         try:
+            self._selector.register(listener, selectors.EVENT_READ)
             host, port = listener.address
             status(f"starting {self.world} workers (controller at {host}:{port})")
-            self._selector.register(listener, selectors.EVENT_READ)
             self._launcher.start(listener.address, self.world)
             while sum(member.device is not None for member in self._members.values()) < self.world:
                 if cancelled():
