@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import attrs
@@ -219,3 +221,12 @@ def _refused(rank: int, world: int, spec: ModelSpec) -> str:
 def test_building_refuses_what_the_check_refuses() -> None:
     spec = attrs.evolve(public_model("Qwen/Qwen2.5-7B"), gated_ffn=False)
     assert "cannot run Qwen/Qwen2.5-7B on devices 0 as dp1 pp1 tp1" in run_world(_refused, 1, spec)[0]
+
+
+def test_planning_with_this_backend_imports_no_torch() -> None:
+    program = (
+        "import sys; from rpeg_plugin_megatron import MEGATRON, layouts; "
+        "assert MEGATRON.probe() is None; print([m for m in ('torch', 'megatron') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
