@@ -15,28 +15,34 @@ from typing import Any
 
 import attrs
 import torch
+from rpeg_plugin_megatron import rows as rows_of
+from rpeg_plugin_megatron.dataset import Batch, Data, Limits, open_data
+from rpeg_plugin_megatron.huggingface import config_of, pieces
+from rpeg_plugin_megatron.installations import first_weights
+from rpeg_plugin_megatron.sampling import Sampling, choose, uniforms
+from rpeg_plugin_megatron.settings import Settings
+from rpeg_plugin_megatron.shards import Fragment
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from rpeg_core.ir import ContainerKind, Operator, Role, Rpeg
+from rpeg_core.planning.plan import Plan
+from rpeg_core.plugins.registry import Registry
 from rpeg_core.runtime.semantics import (
     Content,
     Counts,
     ModelOutputs,
     Recipe,
     Semantics,
+    load_semantics,
     minibatch_rows,
     sequences_of,
 )
+from rpeg_core.settings import build_settings
 from rpeg_core.spec.models import Head, ModelSpec
 from rpeg_core.spec.workload import Workload
-from rpeg_plugin_megatron import rows as rows_of
-from rpeg_plugin_megatron.dataset import Batch, Data
-from rpeg_plugin_megatron.huggingface import config_of, pieces
-from rpeg_plugin_megatron.sampling import Sampling, choose, uniforms
-from rpeg_plugin_megatron.shards import Fragment
 
-__all__ = ["Job", "Outcome", "PlainModel", "parameter_shapes", "run"]
+__all__ = ["Job", "Outcome", "PlainModel", "job_of", "parameter_shapes", "run"]
 
 SCORE = "score.weight"
 
@@ -114,6 +120,38 @@ def run(
     return Outcome(metrics=tuple(all_metrics), rows=tuple(all_rows), models=models)
 
 
+def job_of(plan: Plan, chosen: Settings) -> Job:
+    """What a plan's experiment asks for; ``chosen`` are the backend's settings, of which the layout ones do not matter.
+
+    The plan may be any: only its graph and its experiment count.
+    """
+    template = Registry().get("algorithm", plan.experiment.algorithm).record
+    values = plan.experiment.settings.get(template.name, {})
+    semantics, workload = load_semantics(template), plan.workload
+    offline = any(semantics.contents.get(name) is Content.SEQUENCES for name in plan.rpeg.inputs)
+    return Job(
+        graph=plan.rpeg,
+        semantics=semantics,
+        settings=build_settings(template.settings, values, where=f"settings.{template.name}"),
+        workload=workload,
+        data=open_data(
+            data=chosen.data,
+            task=chosen.task,
+            tokenizer=chosen.tokenizer,
+            chat_template=chosen.chat_template,
+            reward=chosen.reward,
+            seed=chosen.seed,
+            prompts=workload.prompts,
+            limits=Limits(prompt_tokens=workload.prompt_tokens, response_tokens=workload.response_tokens),
+            pairs=offline,
+            base_dir=Path(),
+        ),
+        weights=lambda model: first_weights(plan.experiment, model, plan.rpeg.model(model).spec, chosen.seed),
+        sampling=Sampling(temperature=chosen.temperature, top_k=chosen.top_k, top_p=chosen.top_p),
+        seed=chosen.seed,
+    )
+
+
 def parameter_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Megatron's global names of all parameters of a model, with their whole shapes."""
     width, hidden = spec.heads * spec.head_dim, spec.hidden
@@ -173,9 +211,7 @@ class PlainModel(torch.nn.Module):
             named[SCORE] = self.score.weight.data
         for name, shape in parameter_shapes(self.spec):
             fragment = Fragment(name, shape, (0,) * len(shape), shape)
-            views = [
-                named[piece.name][piece.start : piece.stop] for piece in pieces(fragment, self.spec)
-            ]
+            views = [named[piece.name][piece.start : piece.stop] for piece in pieces(fragment, self.spec)]
             yield fragment, _Stack(views)
 
     def export(self) -> dict[str, Tensor]:
@@ -292,8 +328,6 @@ class _Step:
         length = job.workload.response_tokens
         uniform = torch.from_numpy(uniforms(job.seed, self.step, range(len(tokens)), length))
         mask = rows_of.prompt_mask(tokens, tokenizer.pad_id)
-        from transformers import DynamicCache
-
         cache, fresh = DynamicCache(config=model.body.config), tokens
         alive = torch.ones(len(tokens), dtype=torch.bool)
         columns, logprobs = [], []
@@ -371,19 +405,7 @@ class _Step:
             found = job.semantics.loss(operator.name, outputs, rows, kept, counts, job.settings)
             norm = updates.step(found.loss)
             for name, value in ({"loss": found.loss, "grad_norm": norm} | dict(found.metrics)).items():
-                sums[name] = sums.get(name, 0.0) + float(value)
+                sums[name] = sums.get(name, 0.0) + float(torch.as_tensor(value).detach())
         number = recipe.epochs * recipe.minibatches
         metrics = {name: value / number for name, value in sums.items()}
         return metrics | {name: float(value) for name, value in prepared.metrics.items()}
-
-
-def random_weights(seed_of: Callable[[str], int]) -> Callable[[str], Callable[[Fragment], Tensor]]:
-    """Weights by name from `rpeg_plugin_megatron.initial`, with a seed for each model."""
-    from rpeg_plugin_megatron.initial import random_reader
-
-    return lambda model: random_reader(seed_of(model))
-
-
-def job_of(plan: Any, settings: Any, *, base_dir: Path) -> Job:
-    """The job that a plan asks for."""
-    raise NotImplementedError
