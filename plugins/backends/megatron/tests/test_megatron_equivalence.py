@@ -119,7 +119,7 @@ PPO: dict[str, dict[str, Assignment]] = {
 
 DPO: dict[str, dict[str, Assignment]] = {
     "tp2 and dp2": {"": at("0-1", tp=2), "reference_inference": at("0-1", dp=2)},
-    "training elsewhere": {"": at("0"), "actor_training": at("1-2", pp=2, mb=2)},
+    "training elsewhere": {"": at("0"), "actor_training": at("2-3", pp=2, mb=2)},
 }
 
 
