@@ -65,7 +65,7 @@ CONNECT_S = 120.0
 """How long a worker waits for its controller to listen."""
 
 END_S = 30.0
-"""How long a worker that failed waits to be ended."""
+"""How long a worker that failed waits to be ended, and how long one may take to end that was told to."""
 
 BEATS = 5
 """Signs of life within the time after which a silent worker is lost."""
@@ -135,13 +135,18 @@ class _Controller:
         return self._received.get()
 
     def listen(self) -> None:
-        """Thread: take in messages; end the process when there is nobody to send any."""
-        while True:
+        """Thread: take in messages; end the process when there is nobody to send any, or when it does not end."""
+        message: ToWorker | None = None
+        while not isinstance(message, Shutdown):
             try:
-                self._received.put(self._connection.recv())
+                message = self._connection.recv()
             except (OSError, EOFError):
                 print("the controller closed the connection", file=sys.stderr, flush=True)
                 os._exit(1)
+            self._received.put(message)
+        time.sleep(END_S)
+        print("the end took too long", file=sys.stderr, flush=True)
+        os._exit(1)
 
     def live(self, rank: int, interval_s: float) -> None:
         """Thread: give a sign of life."""
