@@ -204,7 +204,7 @@ class Controller:
                     case Lost(rank, reason):
                         raise ExecutionError(
                             f"the worker of GPU {rank} was lost when it was to {what}: {reason}",
-                            facts=[f"folder: {folder}", *self._words(report)],
+                            facts=[f"folder: {folder}", *self._crew.last_words(rank, report.lines)],
                         )
             if self._clock() - begin > self._limit_s:
                 raise ExecutionError(
@@ -282,7 +282,7 @@ class Controller:
             self._crew.dump_stacks()
             slowest = min(self._running.values(), key=lambda running: running.since_s)
             missing = sorted(slowest.ranks - set(slowest.reports))
-            words = self._words(Lost(missing[0], "")) if missing else []
+            words = self._crew.last_words(missing[0]) if missing else []
             waits = f"without a report: the workers of GPUs {', '.join(map(str, missing))}"
             return ExecutionError(
                 stop.reason, facts=[waits, *stop.facts, *words], hint="megatron.node_timeout_s is the limit"
@@ -292,13 +292,9 @@ class Controller:
             f"worker {first.rank}: {self._crew.device(first.rank)}",
             *stop.facts,
             *(f"lost with it: the worker of GPU {other.rank}: {other.reason}" for other in others),
-            *self._words(first),
+            *self._crew.last_words(first.rank, first.lines),
         ]
         return ExecutionError(stop.reason, facts=facts)
-
-    def _words(self, lost: Lost) -> list[str]:
-        lines = lost.lines or self._crew.last_lines(lost.rank)
-        return [f"last words of worker {lost.rank}:", *(f"  {line}" for line in lines)] if lines else []
 
     def _stop(self, reason: str) -> None:
         """Close the journal of a run that ends early."""

@@ -30,6 +30,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -266,7 +267,13 @@ class _Process:
 
 
 def _prepare(environment: Environment, setup: Setup) -> None:
-    """Environment variables that torch, gloo and OpenMP read when they are loaded."""
+    """Variables that torch, gloo and OpenMP read when they are loaded; no warnings of libraries to each other.
+
+    Megatron-Core remarks at every start that optional packages are missing, torch that Megatron calls old names. What a
+    worker printed last is part of an error message, and these would hide what matters.
+    """
+    for library in ("megatron", "torch"):
+        warnings.filterwarnings("ignore", module=rf"{library}\.")
     threads = str(setup.settings.threads_per_worker)
     os.environ.update(
         RANK=str(environment.rank),
