@@ -9,7 +9,7 @@ import socket
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -244,15 +244,20 @@ def test_what_ended_before_a_loss_counts(tmp_path: Path) -> None:
 
 
 def test_checkpoints_are_written_between_steps_and_told_after_them() -> None:
-    crew, order = Script(), []
-    drive(
-        crew,
-        steps=3,
-        pause_every=2,
-        checkpoint=lambda step, save: (order.append(f"checkpoint {step}"), save(Path("/there"))),
-        step_finished=lambda step, metrics: order.append(step),
-    )
+    crew, order, seconds = Script(), [], []
+
+    def checkpoint(step: int, save: Callable[[Path], None]) -> None:
+        order.append(f"checkpoint {step}")
+        crew.now_s += 1000.0
+        save(Path("/there"))
+
+    def step_finished(step: int, metrics: Mapping[str, float]) -> None:
+        order.append(step)
+        seconds.append(metrics["seconds"])
+
+    drive(crew, steps=3, pause_every=2, checkpoint=checkpoint, step_finished=step_finished)
     assert order == [0, 1, "checkpoint 2", 2, "checkpoint 3"]
+    assert max(seconds) < 100.0  # writing it is no part of a step
 
 
 def test_a_cancel_is_given_once_and_the_trace_says_so(tmp_path: Path) -> None:

@@ -169,6 +169,7 @@ class Controller:
                 case Pause(step):
                     self._tell()
                     self._checkpoint(step, lambda folder, step=step: self._save(folder, step))
+                    self._metrics.leave_out(self._now())
                     events = [*self._cancel(), Proceed(self._now())]
                 case Stop(reason) if self._complete < self._steps:
                     self._stop(reason)

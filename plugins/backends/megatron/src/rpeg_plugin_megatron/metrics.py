@@ -7,7 +7,8 @@ Names of a step's metrics:
   ``_max`` the largest. Length phases of an operator count alike.
 * ``seconds/<operator>``: from the dispatch of its nodes to their end; ``transfer_seconds/<operator>``: of the transfers
   that it waited for.
-* ``seconds``: since the step before ended; ``time_s``: since the run began; ``tokens_per_s``: of the workload.
+* ``seconds``: since the step before ended, or the checkpoint after it was written; ``time_s``: since the run began;
+  ``tokens_per_s``: of the workload.
 """
 
 from __future__ import annotations
@@ -94,6 +95,10 @@ class StepMetrics:
         if node.kind is NodeKind.OP:
             step.reported[node.operator].append(combine(done.metrics for done in reports))
         step.seconds[("seconds/" if node.kind is NodeKind.OP else "transfer_seconds/") + node.operator] += seconds
+
+    def leave_out(self, time_s: float) -> None:
+        """What happened since the last step ended was no work on the next one."""
+        self._previous_s = time_s
 
     def close(self, step: int, time_s: float) -> dict[str, float]:
         """The metrics of a step that is complete, by name, ``time_s`` after the start of the run."""
