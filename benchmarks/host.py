@@ -65,7 +65,8 @@ CASES: dict[str, tuple[int, Pins]] = {
 
 def experiment(workers: int, pins: Pins) -> dict[str, Any]:
     dimensions = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "vocab": 16}
-    scoring = pins["actor_generation"]["gpus"]
+    place = pins["actor_generation"]
+    scoring = pin(place["gpus"], dp=place["dp"] * place["pp"] * place["tp"])  # a function is only data parallel
     return {
         "algorithm": "grpo",
         "models": {"actor": {"config": dimensions}, "reference": {"same_as": "actor"}},
@@ -77,7 +78,7 @@ def experiment(workers: int, pins: Pins) -> dict[str, Any]:
             "bytes_per_element": 4,
         },
         "cluster": {"hardware": "host", "gpus_per_node": workers},
-        "pin": {**pins, "reward_function": {**pins["actor_generation"], "gpus": scoring}},
+        "pin": {**pins, "reward_function": scoring},
         "settings": {"grpo": {"reward_seconds_per_sample": 2e-5}, "megatron": {"task": "copy"}},
     }
 
