@@ -73,9 +73,13 @@ def experiment(algorithm: str, **changes: Any) -> dict[str, Any]:
 
 
 def make_plan(document: Mapping[str, Any], assignments: Mapping[str, Assignment], **staleness: int) -> Plan:
-    """The plan that gives every operator the assignment of its name, or that of ``""``; ``actor=1`` is a staleness."""
+    """The plan that gives every operator the assignment of its name, or that of ``""``; ``actor=1`` is a staleness.
+
+    Actor and critic share a backbone where the experiment allows nothing else.
+    """
     planner = Planner(parse_experiment(document), Registry())
-    chosen = Structure(staleness=tuple(staleness.items()))
+    sharing = planner.experiment.structure.actor_critic_sharing == (True,)
+    chosen = Structure(staleness=tuple(staleness.items()), actor_critic_sharing=sharing)
     graph = planner.graph(chosen)
     full = {op.name: assignments.get(op.name, assignments.get("")) for op in graph.operators}
     found = Plan(
