@@ -94,7 +94,7 @@ class MemoryKind(enum.Enum):
     """When bytes are held (model.md, section 4). Core decides from the placement which ones count where."""
 
     TRAINING_STATE = "training state"  # persistent on the GPUs that train the model
-    WEIGHTS = "weights"  # persistent for frozen and shadow copies, else only while the operator runs
+    WEIGHTS = "weights"  # persistent for frozen models and with staleness, else while the operator runs
     TRANSIENT = "transient"  # only while the operator runs
 
 
