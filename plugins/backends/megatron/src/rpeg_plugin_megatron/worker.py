@@ -30,7 +30,7 @@ from rpeg_core.settings import build_settings
 from rpeg_plugin_megatron import checkpoint, huggingface
 from rpeg_plugin_megatron.dataset import Limits, open_data
 from rpeg_plugin_megatron.device import Device, choose_device
-from rpeg_plugin_megatron.flow import Flow, Rows, phases_problem
+from rpeg_plugin_megatron.flow import Flow, Rows
 from rpeg_plugin_megatron.groups import build_groups
 from rpeg_plugin_megatron.installations import Installation, first_weights, role_of, spec_to_run
 from rpeg_plugin_megatron.messages import Done, Execute
@@ -99,13 +99,11 @@ class Worker:
         self._open_data()
         self._install()
         self._held = self._exchange_geometry()
-        dist.barrier()
+        # NCCL wants all ranks in the first operation of a group; transfers between some of them come later.
+        dist.all_reduce(torch.zeros(1, device=self.device.torch))
         return _words(self.device)
 
     def _check_plan(self) -> None:
-        problem = phases_problem(self.plan)
-        if problem is not None:
-            raise BackendError("the plan's length phases cannot be executed", facts=[problem])
         width = self.plan.workload.bytes_per_element
         if width != self.device.bytes_per_element:
             raise BackendError(
@@ -257,15 +255,29 @@ class Worker:
         if training and self.store.is_awaited(WeightsKey(node.model, groups.place, node.version)):
             installation.keep()
         result = self._operators.run(node, groups, inputs, shard, trainer)
+        metrics = dict(result.metrics)
         for container, value in result.rows.items():
             whole = value.numbers is None
             self.store.put_rows(RowsKey(node.index, container, groups.place, whole), value)
         if training:
+            metrics |= self._staleness(node, step)
             version = installation.advance()
             for container in self.plan.rpeg.operator(node.operator).outputs:
                 if self._is_weights(container):
                     self._note_weights(node, container, WeightsKey(node.model, groups.place, version))
-        return wire_bytes, dict(result.metrics)
+        return wire_bytes, metrics
+
+    def _staleness(self, node: Node, step: int) -> dict[str, float]:
+        """How many versions older than the one in training the policy, or critic, is that made the step's rows.
+
+        One version makes all sequences of a step, so that this is the staleness of every token.
+        """
+        served = [
+            other.version
+            for other in self.window.nodes(step)
+            if other.kind is NodeKind.OP and other.model == node.model and other.operator != node.operator
+        ]
+        return {"staleness": float(node.version - min(served))} if served else {}
 
     def _bind(self, node: Node, weights: Sequence[Artifact]) -> Installation:
         """The installation of an operator's model, with the version that the node is bound to."""
