@@ -365,19 +365,16 @@ class Worker:
         if key not in self._routes:
             self._routes[key] = route(self.rank, self._held[node.model, source], self._held[node.model, target])
         into = self.installations.get((node.model, target))
-        # Lowering also redistributes to a trainer, which has its weights already, maybe newer ones than served.
-        trained = self._trains(node.model, target)
-        mine = []
+        mine: list[torch.Tensor] = []
         if (node.model, source) in self.installations:
-            if not trained:
-                self._check_version(node, artifact)
-            version = self.store.weights(artifact.node, artifact.container).version
-            mine = self.installations[node.model, source].views(version)
-        targets = []
+            self._check_version(node, artifact)
+            mine = self.installations[node.model, source].views(node.version)
+        targets: list[torch.Tensor] = []
         if into is not None:
-            targets = into.scratch() if trained else into.install(node.version)
+            # Lowering also redistributes to a trainer, which has the version already and goes on with its own tensors.
+            targets = into.scratch() if into.trained == node.version else into.install(node.version)
         moved = move(self._routes[key], mine, targets)
-        if into is not None and (not trained or into.trained == node.version):
+        if into is not None:
             self._note_weights(node, node.container, WeightsKey(node.model, target, node.version))
         return moved.elements, moved.wire_bytes
 
