@@ -19,6 +19,7 @@ from rpeg_core.errors import ExecutionError
 from rpeg_core.ir import ContainerKind, Operator, Role, Rpeg
 from rpeg_core.passes.lower import Node
 from rpeg_core.runtime.semantics import (
+    PROXIMAL_LOGPROBS,
     Content,
     Counts,
     LossParts,
@@ -31,8 +32,8 @@ from rpeg_core.spec.workload import Workload
 from rpeg_plugin_megatron import forward
 from rpeg_plugin_megatron import rows as rows_of
 from rpeg_plugin_megatron.dataset import Batch, Data
-from rpeg_plugin_megatron.generate import Decoding
 from rpeg_plugin_megatron.flow import part_rows
+from rpeg_plugin_megatron.generate import Decoding
 from rpeg_plugin_megatron.groups import PlaceGroups
 from rpeg_plugin_megatron.model import ModelShard
 from rpeg_plugin_megatron.regroup import RowShape, home_rows
@@ -228,6 +229,14 @@ class Operators:
 
         prepared = semantics.prepare(operator.name, rows, mask, total, job.settings, workload)
         rows |= prepared.rows
+        if recipe.proximal:
+            found = forward.infer(
+                trainer.shard,
+                sequences,
+                microbatches=_divisor(len(sequences), node.microbatches),
+                temperature=job.sampling.logprob_temperature,
+            )
+            rows[PROXIMAL_LOGPROBS] = found.logprobs
         first, last = home_rows(workload.sequences, groups.place, groups.rank)
         rollouts = workload.rollouts_per_prompt
         parts = minibatch_rows((last - first) // rollouts, rollouts, recipe.minibatches, first_prompt=first // rollouts)
