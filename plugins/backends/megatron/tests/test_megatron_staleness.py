@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from megatron_plans import at, experiment, make_plan, ranks_of, run_plan, settings
 from megatron_world import run_world
-from test_megatron_equivalence import TOLERANCE, check, check_transfers, plain
+from rpeg_plugin_megatron.session import open_session
+from test_megatron_equivalence import SMALL, TOLERANCE, check, check_transfers, plain
 
 from rpeg_core.planning.assignment import Assignment
 from rpeg_core.planning.plan import Plan
+from rpeg_core.runtime.session import TRACE_FILE, RunRequest
+from rpeg_core.runtime.verify import verify_plan
 
 STEPS = 6
 
@@ -95,3 +102,55 @@ def test_the_staleness_of_every_step_is_reported() -> None:
         **{f"actor_training@{step}": float(min(step, 2)) for step in range(4)},
         **{f"critic_training@{step}": float(min(step, 1)) for step in range(4)},
     }
+
+
+def edited(trace: Path, edit: Callable[[list[dict[str, Any]]], None]) -> Path:
+    """The trace with other lines and a seal that fits them, beside it."""
+    lines = [{k: v for k, v in json.loads(line).items() if k != "chain"} for line in trace.read_text().splitlines()]
+    edit(lines)
+    chain, out = "", []
+    for line in lines:
+        body = json.dumps(line)[:-1]
+        chain = hashlib.sha256((chain + body).encode()).hexdigest()[:16]
+        out.append(f'{body}, "chain": "{chain}"}}\n')
+    path = trace.with_name("edited.jsonl")
+    path.write_text("".join(out))
+    return path
+
+
+def one_step_too_stale(lines: list[dict[str, Any]]) -> None:
+    generation = next(line["node"] for line in lines if line.get("label") == "actor_generation@3")
+    bound = next(line for line in lines if line["record"] == "bind" and line["node"] == generation)
+    bound["version"] -= 1
+
+
+def no_publication(lines: list[dict[str, Any]]) -> None:
+    moved = next(
+        line["node"]
+        for line in lines
+        if line["record"] == "dispatch" and line["kind"] == "COMM" and line["container"] == "W_actor"
+    )
+    lines[:] = [line for line in lines if line.get("node") != moved]
+
+
+@pytest.mark.slow
+def test_a_stale_session_is_proved_by_its_trace_and_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    plan = plan_of(("ppo", PPO_APART, {"actor": 1, "critic": 2}, DECOUPLED))
+    expected = plain(plan, STEPS)
+    steps: dict[int, Any] = {}
+    chosen = settings(checkpoint_every=2)
+    for until, resume in ((4, False), (STEPS, True)):
+        with open_session(plan, chosen) as session:
+            session.run(RunRequest(steps=until, output=tmp_path, resume=resume, step_finished=steps.__setitem__))
+        verdict = verify_plan(plan, tmp_path / TRACE_FILE)
+        assert not verdict.findings, verdict.findings
+        if not resume:
+            for edit, rules in ((one_step_too_stale, {"V6", "V14"}), (no_publication, {"V4", "V13"})):
+                broken = verify_plan(plan, edited(tmp_path / TRACE_FILE, edit))
+                assert {rule.id for rule in broken.counts} >= rules, edit.__name__
+            (tmp_path / TRACE_FILE).rename(tmp_path / "trace.1.jsonl")
+    for step, operators in enumerate(expected.metrics):
+        for operator, metrics in operators.items():
+            for metric, value in metrics.items():
+                found = steps[step][f"{operator}/{metric}"]
+                assert abs(found - value) <= TOLERANCE * max(abs(value), SMALL), f"{operator}/{metric} of step {step}"
