@@ -10,6 +10,8 @@ digits, or when a source text quotes another fit error than the one found here. 
   on the compute-bound GEMM shapes (paper, D-A c).
 * :func:`streaming_bandwidth`: ``BW_mem``, the median rate at which thin GEMMs read large weights.
 * :func:`fit_all_reduce`: ``alpha, beta`` of the ring expression ``2(p-1) alpha + 2(p-1)/p M beta``.
+* :func:`fit_attention`: ``F_a, gamma_l`` of ``F_a * l / (l + gamma_l)`` on causal prefill attention.
+* :func:`fp8_flops`: F_peak times the ratio of FP8 to 16-bit FLOP/s of large GEMMs in the summary.
 * :func:`fit_send_receive`: ``alpha, beta`` of ``alpha + M beta`` from two-GPU AlltoAll, which NCCL composes
   of one send and one receive per rank, M being the half of the buffer that leaves the GPU.
 
@@ -36,6 +38,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 TIERS = ("intra_node", "inter_node", "inter_rack")
 ROUNDING = 6e-4  # half a unit of the fourth significant digit is 5e-4 at most; the rest is solver noise
 SMALLEST_MESSAGE_BYTES = 1024
+ATTENTION_HEAD_DIM = 128  # of the attention table
 
 
 class Published:
@@ -79,10 +82,13 @@ class Link:
 
 @attrs.frozen
 class Measured:
-    """The tables: data-sheet values, GEMMs ``(m, n, k, seconds)`` and NCCL sweeps ``(bytes, seconds)``."""
+    """The tables: data-sheet values, FP8 over 16-bit GEMM speed, GEMMs ``(m, n, k, seconds)``, prefill attention
+    ``(tokens, FLOPs, seconds)`` and NCCL sweeps ``(bytes, seconds)``."""
 
     spec: dict[str, dict[str, float]]
+    fp8_ratio: dict[str, float]
     gemm: dict[str, np.ndarray]
+    attention: dict[str, np.ndarray]
     nccl: dict[tuple[str, str, int], np.ndarray]
 
 
@@ -109,9 +115,26 @@ def read(folder: Path) -> Measured:
         if _version(row) == newest[row["system"]] and int(row["bytes"]) >= SMALLEST_MESSAGE_BYTES:
             key = (row["system"], row["primitive"], int(row["n_gpus"]))
             sweeps.setdefault(key, []).append((float(row["bytes"]), float(row["time_us"]) * 1e-6))
+    attention: dict[str, list[tuple[float, ...]]] = {}
+    for row in _rows(folder / "attention_bf16.csv.gz"):
+        heads = int(row["batch_size"]) * int(row["num_heads"])
+        length = int(row["isl"])
+        if row["kind"] == "context" and row["framework"] == "vllm" and heads >= 16 and length >= 256:
+            flops = 2.0 * heads * ATTENTION_HEAD_DIM * length**2  # causal: half of 4 d l^2
+            attention.setdefault(row["system"], []).append((length, flops, float(row["time_us"]) * 1e-6))
     return Measured(
-        spec, {k: np.array(v) for k, v in gemm.items()}, {k: np.array(sorted(v)) for k, v in sweeps.items()}
+        spec,
+        {name: _fp8_ratio(system["gemm"]) for name, system in systems.items()},
+        {k: np.array(v) for k, v in gemm.items()},
+        {k: np.array(v) for k, v in attention.items()},
+        {k: np.array(sorted(v)) for k, v in sweeps.items()},
     )
+
+
+def _fp8_ratio(gemm: list[dict[str, object]]) -> float:
+    """``tflops_median_ge4096`` of FP8 over bfloat16, trtllm; nan without FP8."""
+    speed = {entry["dtype"]: entry["tflops_median_ge4096"] for entry in gemm if entry["framework"] == "trtllm"}
+    return float(speed["fp8"]) / float(speed["bfloat16"]) if "fp8" in speed else float("nan")
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:
@@ -151,6 +174,44 @@ def fit_gemm(data: Measured, system: str) -> Gemm:
     error = float(np.median(np.abs(np.expm1(residual(p)))))
     peak, gamma_m, gamma_k = np.exp(p)
     return Gemm(float(peak), float(gamma_m), float(gamma_k), error, int(bound.sum()))
+
+
+@attrs.frozen
+class Attention:
+    """The result of :func:`fit_attention`."""
+
+    flops_per_s: float
+    gamma_tokens: float
+    median_error: float
+    shapes: int
+
+
+def fit_attention(data: Measured, system: str) -> Attention:
+    """Least squares on the logarithm of FLOP/s with the soft-L1 loss (scale 0.1), as :func:`fit_gemm`.
+
+    Rows of vllm, whose kernels (FlashAttention 2 and 3, FlashInfer) frameworks train with too; at least 16 heads
+    over the batch, 256 tokens or more.
+    """
+    length, flops, seconds = data.attention[system].T
+    measured = np.log(flops / seconds)
+    p = np.array([measured.max(), np.log(1000.0)])
+    for _ in range(200):
+        gamma = np.exp(p[1])
+        r = p[0] - np.log1p(gamma / length) - measured
+        weight = (1 + (r / 0.1) ** 2) ** -0.25
+        slopes = np.stack([np.ones_like(r), -gamma / (length + gamma)], axis=1)
+        step = np.linalg.lstsq(slopes * weight[:, None], -r * weight, rcond=None)[0]
+        p = p + step
+        if np.abs(step).max() < 1e-10:
+            break
+    error = float(np.median(np.abs(np.expm1(p[0] - np.log1p(np.exp(p[1]) / length) - measured))))
+    return Attention(float(np.exp(p[0])), float(np.exp(p[1])), error, len(length))
+
+
+def fp8_flops(data: Measured, system: str) -> float | None:
+    """F_peak of the 16-bit fit times the FP8 speed-up of large GEMMs; None without FP8."""
+    ratio = data.fp8_ratio[system]
+    return None if np.isnan(ratio) else fit_gemm(data, system).peak_flops_per_s * ratio
 
 
 def streaming_bandwidth(data: Measured, system: str) -> float:
