@@ -149,8 +149,8 @@ class Device:
             falls when GEMMs run back to back at the power limit.
         clock_spread: relative standard deviation of the speed of GPUs of one kind under the power limit; a step
             waits for the slowest of N.
-        fp8_flops_per_s, fp4_flops_per_s: F_peak of GEMMs with such inputs; None where the GPU has none or no
-            measurement is known.
+        fp8_speedup, fp4_speedup: F_peak of GEMMs with such inputs over the 16-bit one; None where the GPU has none
+            or no measurement is known.
     """
 
     memory_bytes: int
@@ -158,8 +158,8 @@ class Device:
     peak_flops_per_s: float
     sustained_share: float | None = None
     clock_spread: float | None = None
-    fp8_flops_per_s: float | None = None
-    fp4_flops_per_s: float | None = None
+    fp8_speedup: float | None = None
+    fp4_speedup: float | None = None
 
 
 @attrs.frozen(kw_only=True)

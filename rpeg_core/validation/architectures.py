@@ -31,6 +31,7 @@ class Facts:
     dense_share: float = 0.0
     dense_ffn: int | None = None
     latent: LatentAttention | None = None
+    extra_layers: int = 0
 
 
 def _latent(q_lora_rank: int | None) -> LatentAttention:
@@ -41,12 +42,21 @@ def _latent(q_lora_rank: int | None) -> LatentAttention:
 
 FACTS: tuple[Facts, ...] = (
     Facts(
-        pattern=r"deepseek.?v3",
-        source="deepseek-ai/DeepSeek-V3 config.json",
+        pattern=r"deepseek.?v3 \(w/o mtp\)",
+        source="deepseek-ai/DeepSeek-V3 config.json, without the multi-token prediction module",
         shared_ffn=2048,
         dense_layers=3,
         dense_ffn=18432,
         latent=_latent(1536),
+    ),
+    Facts(
+        pattern=r"deepseek.?v3",
+        source="deepseek-ai/DeepSeek-V3 config.json; its multi-token prediction module is one layer more",
+        shared_ffn=2048,
+        dense_layers=3,
+        dense_ffn=18432,
+        latent=_latent(1536),
+        extra_layers=1,
     ),
     Facts(
         pattern=r"kimi.?k2",
@@ -120,7 +130,7 @@ def model_of_row(row: Row) -> ModelSpec:
                 shared_ffn=facts.shared_ffn,
                 dense_layers=dense,
             )
-            model = attrs.evolve(model, moe=moe, ffn=facts.dense_ffn or ffn)
+            model = attrs.evolve(model, layers=layers + facts.extra_layers, moe=moe, ffn=facts.dense_ffn or ffn)
     except ValueError as error:
         raise Unusable(f"its dimensions are no model: {error}") from error
     return model

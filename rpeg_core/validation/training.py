@@ -58,6 +58,7 @@ class FrameworkDefaults:
     recompute: Recompute = Recompute.NONE
     sequence_parallel: bool = True
     sharding: Sharding = Sharding.OPTIMIZER
+    single_sequence_stages: bool = False  # with a pipeline, the local batch runs one sequence at a time
 
 
 FRAMEWORK_DEFAULTS = {
@@ -65,7 +66,10 @@ FRAMEWORK_DEFAULTS = {
     "megatron-2022": FrameworkDefaults(sequence_parallel=False, sharding=Sharding.NONE),
     "megatron-core": FrameworkDefaults(),
     "nemo": FrameworkDefaults(),
-    "torchtitan": FrameworkDefaults(sharding=Sharding.FULL),
+    "nemo-2024": FrameworkDefaults(),
+    "megatron-bridge": FrameworkDefaults(),
+    "megatron-bridge-26.06": FrameworkDefaults(),
+    "torchtitan": FrameworkDefaults(sharding=Sharding.FULL, single_sequence_stages=True),
     "maxtext": FrameworkDefaults(recompute=Recompute.OPERATOR, sharding=Sharding.FULL),
     "prime-rl": FrameworkDefaults(recompute=Recompute.FULL, sharding=Sharding.FULL),
     "nanotron": FrameworkDefaults(),
@@ -80,7 +84,10 @@ _FRAMEWORKS = (
     ("source", r"automodel", "automodel"),
     ("source", r"sc21|2020 table", "megatron-2021"),
     ("source", r"2205\.05198", "megatron-2022"),
-    ("source", r"nemo|megatron-bridge|dgxc", "nemo"),
+    ("source", r"megatron-bridge.* 26\.(0[6-9]|1)", "megatron-bridge-26.06"),
+    ("source", r"megatron-bridge", "megatron-bridge"),
+    ("source", r"nemo framework", "nemo-2024"),
+    ("source", r"nemo|dgxc", "nemo"),
     ("source", r"megatron-lm", "megatron-core"),
 )
 
@@ -117,6 +124,8 @@ def setup_of_row(row: Row, profile: HardwareProfile) -> Setup:
         raise Unusable(f"{gpus} GPUs are not divisible by tp {tp} * pp {pp} * cp {cp}")
     dp = gpus // (tp * pp * cp)
     batch, micro = row.whole("global_batch"), row.whole("micro_batch")
+    if pp > 1 and defaults.single_sequence_stages:
+        micro = 1
     if batch % (dp * micro):
         raise Unusable(f"a batch of {batch} is not divisible by {dp} replicas * {micro} sequences")
     if model.layers < pp:

@@ -9,7 +9,7 @@ from rpeg_core.costing.batches import Links, OperatorBatch, links
 from rpeg_core.ir import Role
 from rpeg_core.spec.execution import Recompute
 from rpeg_core.spec.models import ModelSpec
-from rpeg_plugin_analytical.collectives import all_reduce_s, all_to_all_s
+from rpeg_plugin_analytical.collectives import all_reduce_s
 from rpeg_plugin_analytical.frameworks import framework
 from rpeg_plugin_analytical.linear import expert_tensor, local_tokens
 from rpeg_plugin_analytical.microbatches import Pass
@@ -66,8 +66,16 @@ def expert_layer_seconds(batch: OperatorBatch, model: ModelSpec, part: Pass) -> 
         exchanges = 4.0 + 2.0 * execution.recompute.linear
     sparse = 1.0 - model.moe.dense_layers / model.layers
     tokens = local_tokens(batch, part) / layouts.tensor
-    sent = tokens * model.moe.active_experts * model.hidden * batch.workload.bytes_per_element
+    token_bytes = tokens * model.hidden * batch.workload.bytes_per_element
+    copies = float(model.moe.active_experts)
     ranks = execution.expert * expert_tensor(batch)
-    leaving = sent * (execution.expert - 1) / execution.expert
-    seconds = all_to_all_s(leaving, ranks, group_links(batch, ranks, collective=True))
+    domain = batch.hardware.link_domain_gpus or batch.machine.gpus_per_node
+    near, far = batch.hardware.tiers[0].collective, batch.hardware.tiers[1].collective
+    # A token crosses the network once per node that holds one of its experts, and is copied inside the node.
+    nodes = np.maximum(1.0, np.ceil(ranks / domain))
+    visited = nodes * (1.0 - np.power(1.0 - 1.0 / nodes, copies))
+    far_s = token_bytes * visited * (nodes - 1.0) / nodes / far.bandwidth_bytes_per_s
+    near_s = token_bytes * copies * (ranks - 1.0) / ranks / near.bandwidth_bytes_per_s
+    latency_s = np.where(nodes > 1.0, far.latency_s, near.latency_s) * np.log2(np.maximum(ranks, 2.0))
+    seconds = latency_s + np.maximum(far_s, near_s)
     return framework(execution.framework).expert_exposed * sparse * exchanges * seconds

@@ -26,6 +26,10 @@ class Framework:
             the messages between stages.
         data_exposed: share of the data-parallel communication that nothing hides, 1 without overlap; of the rest,
             what is longer than the compute it runs beside is exposed too.
+        cast_passes: memory traffic of quantizing FP8 inputs over one read and two writes per element.
+        expert_passes: memory passes over each routed token copy: gathering it by expert, scattering it back,
+            weighting and adding.
+        expert_gemm_share: speed of the experts' grouped products over that of single ones of the same shape.
         gradient_bytes: bytes per gradient element that data parallelism reduces.
         step_s: host time of a step that nothing hides: data loading, gradient norm, logging.
         launch_layer_s: launching one layer's kernels, forward and backward; a layer takes at least that long.
@@ -40,6 +44,9 @@ class Framework:
     expert_exposed: float = 1.0
     pipeline_exposed: float = 1.0
     data_exposed: float = 1.0
+    cast_passes: float = 1.0
+    expert_passes: float = 4.0
+    expert_gemm_share: float = 1.0
     gradient_bytes: float = 2.0
     step_s: float = 0.0
     launch_layer_s: float = 0.0
@@ -54,6 +61,9 @@ FRAMEWORKS: dict[str, Framework] = {
     "megatron-2022": Framework(fused_attention=False, gradient_bytes=2.0),
     "megatron-core": Framework(gradient_bytes=4.0),
     "nemo": Framework(gradient_bytes=2.0),
+    "nemo-2024": Framework(gradient_bytes=2.0),
+    "megatron-bridge": Framework(gradient_bytes=2.0),
+    "megatron-bridge-26.06": Framework(gradient_bytes=2.0),
     "torchtitan": Framework(gradient_bytes=2.0),
     "maxtext": Framework(gradient_bytes=2.0),
     "prime-rl": Framework(gradient_bytes=2.0),

@@ -25,9 +25,9 @@ def gemm_flops_per_s(hardware: HardwareProfile, precision: Precision = Precision
     device = hardware.device
     flops = device.peak_flops_per_s
     if precision in (Precision.FP8, Precision.MXFP8):
-        flops = device.fp8_flops_per_s or flops
+        flops *= device.fp8_speedup or 1.0
     elif precision is Precision.NVFP4:
-        flops = device.fp4_flops_per_s or device.fp8_flops_per_s or flops
+        flops *= device.fp4_speedup or device.fp8_speedup or 1.0
     return flops * (device.sustained_share or 1.0 if sustained else 1.0)
 
 

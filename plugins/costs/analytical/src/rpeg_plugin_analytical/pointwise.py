@@ -49,6 +49,10 @@ def layer_seconds(batch: OperatorBatch, model: ModelSpec, part: Pass) -> Floats:
     projections = 3.0 if model.gated_ffn else 2.0
     inner = 2.0 * heads + projections * model.active_ffn_width / tensor
     elements = residual + inner
+    if model.moe is not None:
+        sparse = 1.0 - model.moe.dense_layers / model.layers
+        copies = sparse * model.moe.active_experts * model.hidden / tensor
+        elements = elements + used.expert_passes / used.pointwise_passes * copies
     if execution.frozen_base:
         adapted = model.hidden + heads + (projections - 1.0) * model.active_ffn_width / tensor
         elements = elements + ADAPTER_PASSES * adapted
@@ -60,7 +64,7 @@ def layer_seconds(batch: OperatorBatch, model: ModelSpec, part: Pass) -> Floats:
     if execution.precision is not Precision.BF16:
         inputs = 2.0 * model.hidden + (heads + model.active_ffn_width / tensor)
         outputs = inputs if batch.role is Role.TRAINING else 0.0
-        total = total + CAST_BYTES * (inputs * (1.0 + execution.recompute.linear) + outputs)
+        total = total + used.cast_passes * CAST_BYTES * (inputs * (1.0 + execution.recompute.linear) + outputs)
     return stream_s(batch.hardware, tokens * total)
 
 
