@@ -92,10 +92,8 @@ PARAMETERS: tuple[Parameter, ...] = (
     _framework("nemo nemo-2024", "step_s", 0.05, 0.0, 0.2),
     _framework("megatron-core", "step_s", 0.05, 0.0, 0.2),
     _framework("megatron-bridge megatron-bridge-26.06", "step_s", 0.05, 0.0, 0.2),
-    _framework("nemo nemo-2024 megatron-core megatron-bridge", "launch_layer_s", 1e-3, 0.0, 1e-2),
-    _framework("megatron-bridge-26.06", "launch_layer_s", 5e-4, 0.0, 1e-2),
-    _framework("nemo nemo-2024 megatron-core megatron-bridge", "expert_exposed", 1.0, 0.0, 3.0),
-    _framework("megatron-bridge-26.06", "expert_exposed", 0.7, 0.0, 3.0),
+    _framework(MEGATRON, "launch_expert_layer_s", 8e-3, 0.0, 1.5e-2),
+    _framework(MEGATRON, "expert_exposed", 0.8, 0.3, 2.0),
     _framework("nemo nemo-2024 megatron-core megatron-bridge", "expert_passes", 6.0, 2.0, 30.0),
     _framework("megatron-bridge-26.06", "expert_passes", 4.0, 2.0, 30.0),
     _framework("nemo nemo-2024 megatron-core megatron-bridge", "expert_gemm_share", 0.8, 0.4, 1.0, True),
@@ -110,13 +108,26 @@ PARAMETERS: tuple[Parameter, ...] = (
     _framework("torchtitan", "data_exposed", 0.5, 0.0, 0.99),
     _framework("torchtitan", "tensor_exposed", 1.0, 0.0, 1.5),
     _framework("torchtitan", "context_exposed", 1.0, 0.0, 1.5),
-    _framework("torchtitan", "attention_share", 0.9, 0.4, 1.3, True),
+    _framework("torchtitan", "attention_share", 0.55, 0.25, 1.3, True),
     _framework("torchtitan", "cast_passes", 1.0, 0.3, 5.0),
     _framework("maxtext", "pointwise_passes", 1.2, 0.8, 4.0),
     _framework("maxtext", "data_exposed", 0.1, 0.0, 0.99),
     _framework("maxtext", "cast_passes", 1.0, 0.3, 5.0),
+    *(
+        parameter
+        for engine in ("trtllm", "trtllm-2023 trtllm-2024", "vllm", "sglang", "lmdeploy")
+        for parameter in (
+            _framework(engine, "decode_step_s", 1e-3, 0.0, 6e-3),
+            _framework(engine, "decode_sequence_s", 1e-5, 0.0, 6e-5),
+            _framework(engine, "decode_layer_s", 2e-5, 0.0, 1e-4),
+            _framework(engine, "decode_reduce_s", 8e-6, 2e-6, 3e-5),
+            _framework(engine, "stream_share", 0.85, 0.5, 1.1, True),
+            _framework(engine, "prefill_share", 0.75, 0.4, 1.1, True),
+        )
+    ),
+    _framework("trtllm-2023", "grouped_reads", 0.5, 0.0, 1.0),
     _framework("nanotron", "pointwise_passes", 4.0, 0.8, 20.0),
-    _framework("nanotron", "launch_layer_s", 1e-3, 0.0, 2e-2),
+    _framework("nanotron", "launch_layer_s", 5e-3, 0.0, 2e-2),
 )
 
 TERMS = tuple(t for t in rpeg_cost_terms() if t.name.startswith("analytical.") and t.target is Target.OPERATOR)
@@ -131,8 +142,12 @@ def weight(case: Case) -> float:
 
 def seconds(cases: Sequence[Case]) -> np.ndarray:
     """Predicted seconds by the same terms as the planner's."""
-    found = [sum(float(term.function(case.batch())[0]) for term in TERMS) for case in cases]
-    return np.array(found)
+    return np.array(
+        [
+            sum(times * sum(float(term.function(batch)[0]) for term in TERMS) for batch, times in case.batches())
+            for case in cases
+        ]
+    )
 
 
 def applied(values: np.ndarray, cases: Sequence[Case], parameters: Sequence[Parameter]) -> list[Case]:

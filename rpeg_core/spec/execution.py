@@ -80,6 +80,9 @@ class Execution:
         sharding: what data parallelism divides.
         shard_ranks: ranks of one sharding group; 0 is all of Pd (and Pc).
         frozen_base: only adapters are trained: no weight gradients, no optimizer of the base model.
+        offloaded: kept activations go to the host.
+        chunked_loss: the head and the loss work on part of the tokens at a time.
+        cache_bytes_per_element: of the KV cache; None is that of the workload.
         pipeline_outermost: ranks are numbered tensor, context, data, pipeline (Megatron-LM), not replica by replica.
     """
 
@@ -94,4 +97,7 @@ class Execution:
     sharding: Sharding = Sharding.OPTIMIZER
     shard_ranks: int = 0
     frozen_base: bool = False
+    offloaded: bool = False
+    chunked_loss: bool = False
+    cache_bytes_per_element: float | None = None
     pipeline_outermost: bool = False

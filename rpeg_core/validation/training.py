@@ -152,6 +152,8 @@ def setup_of_row(row: Row, profile: HardwareProfile) -> Setup:
         sharding=sharding,
         shard_ranks=fsdp if fsdp > 1 else 0,
         frozen_base="lora" in task,
+        offloaded="offload" in row.text("recompute", ""),
+        chunked_loss="rl-trainer" in task,
         pipeline_outermost=True,
     )
     return Setup(

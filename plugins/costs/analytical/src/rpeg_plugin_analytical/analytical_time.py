@@ -210,12 +210,25 @@ def stragglers_s(batch: OperatorBatch, model: ModelSpec) -> Floats:
 
 @of_model
 def step_overhead_s(batch: OperatorBatch, model: ModelSpec) -> Floats:
-    """Host time of a training step, and where kernels are too short to hide their launches, these."""
-    layouts = batch.layouts
-    if batch.role is not Role.TRAINING:
+    """Host time of a training step or of the token steps of an engine, and launches that kernels are too short to hide.
+
+    Decode: per step a constant, a part per sequence, and per layer the floor of its many small kernels, which a
+    CUDA graph launches without the host but which do not shrink with the batch.
+    """
+    layouts, used = batch.layouts, framework(batch.execution.framework)
+    if batch.role is Role.INFERENCE:
         return np.zeros(len(layouts))
-    used = framework(batch.execution.framework)
+    if batch.role is Role.GENERATION:
+        total_s = np.zeros(len(layouts))
+        for part in passes(batch, first_token_from_prefill=True):
+            floor_s = used.decode_layer_s * model.layers / layouts.pipeline
+            if part.decode:
+                floor_s = floor_s + used.decode_step_s + used.decode_sequence_s * part.tokens
+            total_s = total_s + part.steps * layouts.microbatches * floor_s
+        return total_s
     (part,) = passes(batch, first_token_from_prefill=True)
-    launches_s = used.launch_layer_s * model.layers / layouts.pipeline
+    sparse = 0.0 if model.moe is None else 1.0 - model.moe.dense_layers / model.layers
+    layer_s = (1.0 - sparse) * used.launch_layer_s + sparse * used.launch_expert_layer_s
+    launches_s = layer_s * model.layers / layouts.pipeline
     waiting_s = np.maximum(0.0, launches_s - stage_seconds(batch, model, part).layers_s)
     return used.step_s + layouts.microbatches * waiting_s

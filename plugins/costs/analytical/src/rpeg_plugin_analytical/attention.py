@@ -35,7 +35,11 @@ def layer_seconds(batch: OperatorBatch, model: ModelSpec, part: Pass) -> Floats:
 def _decode(batch: OperatorBatch, model: ModelSpec, part: Pass) -> Floats:
     tensor = batch.layouts.tensor
     flops = 4.0 * part.tokens * decode_counts(model).attention_width * part.context / tensor
-    per_token = model.kv_elements_per_token_per_layer(tensor) * batch.workload.bytes_per_element
+    element = batch.execution.cache_bytes_per_element or batch.workload.bytes_per_element
+    per_token = model.kv_elements_per_token_per_layer(tensor) * element
+    if model.latent_attention is None:
+        reuse = framework(batch.execution.framework).grouped_reads
+        per_token = per_token * (1.0 + reuse * (model.heads / model.kv_heads - 1.0))
     return roofline_s(flops, part.tokens * part.context * per_token, 1.0, batch.hardware.device)
 
 

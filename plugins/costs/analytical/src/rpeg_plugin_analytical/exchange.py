@@ -37,8 +37,12 @@ def tensor_layer_seconds(batch: OperatorBatch, model: ModelSpec, part: Pass) -> 
     if batch.role is Role.TRAINING:
         reduces = 4.0 + 2.0 * (execution.recompute is Recompute.FULL)
     payload = local_tokens(batch, part) * model.hidden * batch.workload.bytes_per_element
-    exposed = framework(execution.framework).tensor_exposed
-    return exposed * reduces * all_reduce_s(payload, batch.layouts.tensor, batch.tp_links)
+    used, ranks = framework(execution.framework), batch.layouts.tensor
+    seconds = all_reduce_s(payload, ranks, batch.tp_links)
+    if batch.role is Role.GENERATION and used.decode_reduce_s is not None:
+        moved_s = 2.0 * (ranks - 1) / ranks * payload / batch.tp_links.bandwidth_bytes_per_s
+        seconds = np.where(ranks > 1, np.minimum(seconds, used.decode_reduce_s + moved_s), 0.0)
+    return used.tensor_exposed * reduces * seconds
 
 
 def context_layer_seconds(batch: OperatorBatch, model: ModelSpec, part: Pass) -> Floats:

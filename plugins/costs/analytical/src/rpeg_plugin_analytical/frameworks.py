@@ -31,8 +31,23 @@ class Framework:
             weighting and adding.
         expert_gemm_share: speed of the experts' grouped products over that of single ones of the same shape.
         gradient_bytes: bytes per gradient element that data parallelism reduces.
+        held_weight_bytes: per element of a fully sharded model, 4 where its parameters stay in FP32.
+        held_gradient_bytes: per element of the gradient buffer.
+        held_logit_bytes: per logit at the peak of the loss.
+        layer_buffers: activations of the layer at work, with their gradients, over those that a backward pass reads.
+        reserved_share: what the allocator reserves beyond the tensors, over them.
         step_s: host time of a step that nothing hides: data loading, gradient norm, logging.
         launch_layer_s: launching one layer's kernels, forward and backward; a layer takes at least that long.
+        launch_expert_layer_s: the same for a layer with experts: routing, permutation, a product per expert, and
+            waiting on the host for the number of tokens per expert.
+        decode_step_s: an engine's time between two token steps: scheduling, sampling, launching the CUDA graph.
+        decode_sequence_s: the part of it that grows with the sequences of a step.
+        decode_layer_s: kernels of a layer that are too short to be limited by anything but their number.
+        decode_reduce_s: latency of the engine's own AllReduce for small messages; None: NCCL's ring.
+        grouped_reads: share of the repeated reads of a cached K and V by the other query heads of its group that
+            reach memory; 0 for kernels that load a group once.
+        stream_share: rate at which GEMMs of few rows read weights over BW_mem.
+        prefill_share: speed of an engine's GEMMs of many rows over the table's.
     """
 
     pointwise_passes: float = 1.0
@@ -48,8 +63,21 @@ class Framework:
     expert_passes: float = 4.0
     expert_gemm_share: float = 1.0
     gradient_bytes: float = 2.0
+    held_weight_bytes: float = 2.0
+    held_gradient_bytes: float = 4.0
+    held_logit_bytes: float = 6.0
+    layer_buffers: float = 1.0
+    reserved_share: float = 0.0
     step_s: float = 0.0
     launch_layer_s: float = 0.0
+    launch_expert_layer_s: float = 0.0
+    decode_step_s: float = 0.0
+    decode_sequence_s: float = 0.0
+    decode_layer_s: float = 0.0
+    decode_reduce_s: float | None = None
+    grouped_reads: float = 0.0
+    stream_share: float = 1.0
+    prefill_share: float = 1.0
 
 
 PLAN = Framework()
@@ -64,11 +92,17 @@ FRAMEWORKS: dict[str, Framework] = {
     "nemo-2024": Framework(gradient_bytes=2.0),
     "megatron-bridge": Framework(gradient_bytes=2.0),
     "megatron-bridge-26.06": Framework(gradient_bytes=2.0),
-    "torchtitan": Framework(gradient_bytes=2.0),
+    "torchtitan": Framework(gradient_bytes=2.0, held_weight_bytes=4.0),
     "maxtext": Framework(gradient_bytes=2.0),
-    "prime-rl": Framework(gradient_bytes=2.0),
+    "prime-rl": Framework(gradient_bytes=2.0, held_weight_bytes=4.0),
     "nanotron": Framework(gradient_bytes=4.0),
     "automodel": Framework(gradient_bytes=2.0),
+    "trtllm": Framework(),
+    "trtllm-2023": Framework(),
+    "trtllm-2024": Framework(),
+    "vllm": Framework(),
+    "sglang": Framework(),
+    "lmdeploy": Framework(),
 }
 
 

@@ -47,13 +47,14 @@ def gemm_seconds(
     flops_per_s: float,
     element_bytes: float = 2.0,
     extra_bytes: ArrayLike = 0.0,
+    stream_share: float = 1.0,
 ) -> Floats:
     """``max(2 m n k / (F eta(m, min(n, k))), bytes / BW)`` of a GEMM m x k by k x n (paper, D-A a to c)."""
     m, n, k = (np.asarray(x, np.float64) for x in (rows, columns, inner))
     utilization = gemm_utilization(m, np.minimum(n, k), hardware.efficiency)
     moved = element_bytes * (m * k + k * n) + 2.0 * m * n + np.asarray(extra_bytes)
     compute_s = 2.0 * m * n * k / (flops_per_s * utilization)
-    return np.maximum(compute_s, moved / hardware.device.memory_bandwidth_bytes_per_s)
+    return np.maximum(compute_s, moved / (stream_share * hardware.device.memory_bandwidth_bytes_per_s))
 
 
 def attention_flops_per_s(hardware: HardwareProfile, tokens: ArrayLike, width: ArrayLike) -> Floats:

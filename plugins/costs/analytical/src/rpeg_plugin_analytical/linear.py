@@ -130,12 +130,21 @@ def _seconds(batch: OperatorBatch, gemm: _Gemm, precision: Precision, recomputed
     hardware, execution = batch.hardware, batch.execution
     element = input_bytes(precision, batch.workload.bytes_per_element)
     training = batch.role is Role.TRAINING
-    flops = gemm_flops_per_s(hardware, precision, sustained=training)
+    flops = gemm_flops_per_s(hardware, precision, sustained=batch.role is not Role.GENERATION)
+    if not training:
+        used = framework(execution.framework)
+        return gemm_seconds(
+            hardware,
+            gemm.rows,
+            gemm.columns,
+            gemm.inner,
+            flops_per_s=flops * used.prefill_share,
+            element_bytes=element,
+            stream_share=used.stream_share,
+        )
     forward = gemm_seconds(
         hardware, gemm.rows, gemm.columns, gemm.inner, flops_per_s=flops, element_bytes=element
     )
-    if not training:
-        return forward
     backward = gemm_seconds(
         hardware, gemm.rows, gemm.inner, gemm.columns, flops_per_s=flops, element_bytes=element
     )

@@ -76,6 +76,14 @@ def analytical_terms() -> tuple[CostTerm, ...]:
             memory.logits_bytes,
             "16-bit and FP32 logits beyond the layer buffer",
         ),
+        _memory(
+            model,
+            "reserve",
+            "reserve",
+            MemoryKind.TRANSIENT,
+            memory.reserve_bytes,
+            "fragmentation of a framework's training step",
+        ),
     )
 
 
