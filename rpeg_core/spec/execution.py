@@ -80,6 +80,8 @@ class Execution:
         sharding: what data parallelism divides.
         shard_ranks: ranks of one sharding group; 0 is all of Pd (and Pc).
         frozen_base: only adapters are trained: no weight gradients, no optimizer of the base model.
+        fixed_capacity: experts take a fixed number of tokens and drop the rest, so that the host need not wait for
+            the counts.
         offloaded: kept activations go to the host.
         chunked_loss: the head and the loss work on part of the tokens at a time.
         cache_bytes_per_element: of the KV cache; None is that of the workload.
@@ -97,6 +99,7 @@ class Execution:
     sharding: Sharding = Sharding.OPTIMIZER
     shard_ranks: int = 0
     frozen_base: bool = False
+    fixed_capacity: bool = False
     offloaded: bool = False
     chunked_loss: bool = False
     cache_bytes_per_element: float | None = None

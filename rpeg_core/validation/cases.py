@@ -39,6 +39,7 @@ class Case:
         measured: seconds.
         setup: the run; of a composed case, that of its first part.
         parts: what is priced, and how often it counts; empty for training, which is one batch.
+        apart: the first part runs beside the others: the longer of both counts.
         without: names of terms that the measurement does not include.
         overheads: further seconds or bytes by name, which no operator has.
     """
@@ -55,6 +56,7 @@ class Case:
     parts: tuple[Part, ...] = ()
     overheads: tuple[tuple[str, float], ...] = ()
     without: tuple[str, ...] = ()
+    apart: bool = False
 
     def batches(self) -> tuple[tuple[OperatorBatch | MemoryBatch, float], ...]:
         """What the cost terms price, and how often each counts."""

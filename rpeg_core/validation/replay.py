@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 import numpy as np
 
+from rpeg_core.costing.batches import MemoryBatch, OperatorBatch
 from rpeg_core.errors import CostTermError
 from rpeg_core.plugins.registry import Registry
 from rpeg_core.records import CostTerm, Target
-from rpeg_core.settings import NoSettings
 from rpeg_core.validation.cases import Case
 
 __all__ = ["Errors", "Result", "errors_of", "operator_terms", "replayed", "spearman"]
@@ -57,11 +57,7 @@ class Errors:
 
 def operator_terms(registry: Registry, names: Sequence[str]) -> tuple[tuple[CostTerm, object], ...]:
     """The operator and memory terms of cost models, with default settings."""
-    return tuple((loaded.record, _settings(loaded.record)) for loaded in registry.cost_terms(tuple(names)))
-
-
-def _settings(term: CostTerm) -> object:
-    return None if term.settings in (None, NoSettings) else term.settings()
+    return tuple((loaded.record, loaded.record.settings()) for loaded in registry.cost_terms(tuple(names)))
 
 
 def replayed(cases: Iterable[Case], terms: Sequence[tuple[CostTerm, object]]) -> tuple[Result, ...]:
@@ -74,27 +70,37 @@ def replayed(cases: Iterable[Case], terms: Sequence[tuple[CostTerm, object]]) ->
 
 
 def _priced(case: Case, terms: Sequence[tuple[CostTerm, object]]) -> Result:
-    found: dict[str, float] = dict.fromkeys((), 0.0)
-    for batch, times in case.batches():
-        target = Target.MEMORY if case.kind == "memory" else Target.OPERATOR
-        for term, settings in terms:
-            if term.target is not target or term.quantity in case.without:
-                continue
-            with np.errstate(all="raise", under="ignore"):
-                try:
-                    value = float(term.function(attrs.evolve(batch, settings=settings))[0])
-                except Exception as error:
-                    raise CostTermError(
-                        f"cost term {term.name!r} failed for {case.id}",
-                        facts=[f"{type(error).__name__}: {error}"],
-                    ) from error
-            found[term.quantity] = found.get(term.quantity, 0.0) + times * value
-    for name, value in case.overheads:
-        found[name] = found.get(name, 0.0) + value
-    if not found or sum(found.values()) <= 0:
+    target = Target.MEMORY if case.kind == "memory" else Target.OPERATOR
+    active = [(term, settings) for term, settings in terms if term.target is target]
+    parts = [_part(case, batch, times, active) for batch, times in case.batches()]
+    if case.apart:
+        beside = max((parts[:1], parts[1:]), key=lambda group: sum(sum(part.values()) for part in group))
+        parts = list(beside)
+    found: dict[str, float] = {}
+    for part in (*parts, dict(case.overheads)):
+        for name, value in part.items():
+            found[name] = found.get(name, 0.0) + value
+    if sum(found.values()) <= 0:
         raise CostTermError(f"no cost term prices {case.id}", hint="name a cost model, e.g. --costs analytical")
-    ordered = dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
-    return Result(case=case, terms=ordered)
+    return Result(case=case, terms=dict(sorted(found.items(), key=lambda item: (-item[1], item[0]))))
+
+
+def _part(
+    case: Case, batch: OperatorBatch | MemoryBatch, times: float, terms: Sequence[tuple[CostTerm, object]]
+) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for term, settings in terms:
+        if term.quantity in case.without:
+            continue
+        try:
+            with np.errstate(all="raise", under="ignore"):
+                value = float(term.function(attrs.evolve(batch, settings=settings))[0])
+        except Exception as error:
+            raise CostTermError(
+                f"cost term {term.name!r} failed for {case.id}", facts=[f"{type(error).__name__}: {error}"]
+            ) from error
+        found[term.quantity] = found.get(term.quantity, 0.0) + times * value
+    return found
 
 
 def errors_of(results: Sequence[Result]) -> Errors:

@@ -72,7 +72,7 @@ FRAMEWORK_DEFAULTS = {
     "torchtitan": FrameworkDefaults(sharding=Sharding.FULL, single_sequence_stages=True),
     "maxtext": FrameworkDefaults(recompute=Recompute.OPERATOR, sharding=Sharding.FULL),
     "prime-rl": FrameworkDefaults(recompute=Recompute.FULL, sharding=Sharding.FULL),
-    "nanotron": FrameworkDefaults(),
+    "nanotron": FrameworkDefaults(sequence_parallel=False),
     "automodel": FrameworkDefaults(sharding=Sharding.FULL),
 }
 
@@ -138,8 +138,6 @@ def setup_of_row(row: Row, profile: HardwareProfile) -> Setup:
     sharding = defaults.sharding
     if fsdp > 1:
         sharding = Sharding.FULL
-    elif sharding is Sharding.FULL and gpus == 1:
-        sharding = Sharding.NONE
     execution = Execution(
         framework=framework,
         precision=_precision(row),
@@ -150,8 +148,9 @@ def setup_of_row(row: Row, profile: HardwareProfile) -> Setup:
         expert_tensor=_expert_tensor(row),
         virtual_stages=min(_virtual_stages(row), max(1, model.layers // pp)) if pp > 1 else 1,
         sharding=sharding,
-        shard_ranks=fsdp if fsdp > 1 else 0,
+        shard_ranks=fsdp * cp if fsdp > 1 else 0,
         frozen_base="lora" in task,
+        fixed_capacity="tokendrop" in row.text("model").lower(),
         offloaded="offload" in row.text("recompute", ""),
         chunked_loss="rl-trainer" in task,
         pipeline_outermost=True,

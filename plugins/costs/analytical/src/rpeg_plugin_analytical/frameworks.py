@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import attrs
 
+from rpeg_plugin_analytical.fitted import FITTED, NEMO_RL_LOOP_SHARE
+
 __all__ = ["FRAMEWORKS", "PLAN", "Framework", "framework"]
 
 
@@ -36,6 +38,7 @@ class Framework:
         held_logit_bytes: per logit at the peak of the loss.
         layer_buffers: activations of the layer at work, with their gradients, over those that a backward pass reads.
         reserved_share: what the allocator reserves beyond the tensors, over them.
+        loop_share: waiting and hand-over between the phases of a reinforcement-learning loop over their own time.
         step_s: host time of a step that nothing hides: data loading, gradient norm, logging.
         launch_layer_s: launching one layer's kernels, forward and backward; a layer takes at least that long.
         launch_expert_layer_s: the same for a layer with experts: routing, permutation, a product per expert, and
@@ -68,6 +71,7 @@ class Framework:
     held_logit_bytes: float = 6.0
     layer_buffers: float = 1.0
     reserved_share: float = 0.0
+    loop_share: float = 0.0
     step_s: float = 0.0
     launch_layer_s: float = 0.0
     launch_expert_layer_s: float = 0.0
@@ -83,20 +87,19 @@ class Framework:
 PLAN = Framework()
 """The plan's own 3D subset: nothing is hidden."""
 
-FRAMEWORKS: dict[str, Framework] = {
-    "": PLAN,
-    "megatron-2021": Framework(fused_attention=False, gradient_bytes=2.0),
-    "megatron-2022": Framework(fused_attention=False, gradient_bytes=2.0),
+_FACTS: dict[str, Framework] = {
+    "megatron-2021": Framework(fused_attention=False),
+    "megatron-2022": Framework(fused_attention=False),
     "megatron-core": Framework(gradient_bytes=4.0),
-    "nemo": Framework(gradient_bytes=2.0),
-    "nemo-2024": Framework(gradient_bytes=2.0),
-    "megatron-bridge": Framework(gradient_bytes=2.0),
-    "megatron-bridge-26.06": Framework(gradient_bytes=2.0),
-    "torchtitan": Framework(gradient_bytes=2.0, held_weight_bytes=4.0),
-    "maxtext": Framework(gradient_bytes=2.0),
-    "prime-rl": Framework(gradient_bytes=2.0, held_weight_bytes=4.0),
-    "nanotron": Framework(gradient_bytes=4.0),
-    "automodel": Framework(gradient_bytes=2.0),
+    "nemo": Framework(held_gradient_bytes=2.0),
+    "nemo-2024": Framework(held_gradient_bytes=2.0),
+    "megatron-bridge": Framework(),
+    "megatron-bridge-26.06": Framework(),
+    "torchtitan": Framework(held_weight_bytes=4.0, held_logit_bytes=14.0, reserved_share=0.05),
+    "maxtext": Framework(),
+    "prime-rl": Framework(held_weight_bytes=4.0, held_logit_bytes=18.0, layer_buffers=2.5, reserved_share=0.08),
+    "nanotron": Framework(gradient_bytes=4.0, held_logit_bytes=10.0),
+    "automodel": Framework(),
     "trtllm": Framework(),
     "trtllm-2023": Framework(),
     "trtllm-2024": Framework(),
@@ -104,6 +107,19 @@ FRAMEWORKS: dict[str, Framework] = {
     "sglang": Framework(),
     "lmdeploy": Framework(),
 }
+"""Facts of each framework. ``held_*``, ``layer_buffers`` and ``reserved_share`` follow from its published peaks (memory
+rows of benchmarks/measured/training.csv): logits and layers by the slope over the sequence length."""
+
+
+def _frameworks() -> dict[str, Framework]:
+    found = {name: attrs.evolve(facts, **FITTED.get(name, {})) for name, facts in _FACTS.items()}
+    found["nemo-rl"] = attrs.evolve(found["nemo"], loop_share=NEMO_RL_LOOP_SHARE)
+    found["nemo-rl-vllm"] = attrs.evolve(found["vllm"], loop_share=NEMO_RL_LOOP_SHARE)
+    return {"": PLAN, **found}
+
+
+FRAMEWORKS: dict[str, Framework] = _frameworks()
+"""Coefficients by name."""
 
 
 def framework(name: str) -> Framework:

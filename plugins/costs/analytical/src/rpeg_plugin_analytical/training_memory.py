@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpeg_core.costing.batches import MemoryBatch
-from rpeg_core.spec.execution import Recompute, Sharding
+from rpeg_core.spec.execution import Precision, Recompute, Sharding
 from rpeg_core.spec.models import Head, ModelSpec
 from rpeg_plugin_analytical.frameworks import framework
 from rpeg_plugin_analytical.shards import kv_width_per_rank, layer_parameters_per_rank, shard_parameters
@@ -35,7 +35,11 @@ def sharding_ranks(batch: MemoryBatch) -> Floats:
 
 
 def weight_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
-    """16-bit weights; fully sharded: this rank's part in the framework's own precision, and gathered layers."""
+    """16-bit weights; fully sharded: this rank's part in the framework's own precision, and gathered layers.
+
+    In a pipeline a stage keeps its gathered weights, and its gradients whole, from the first microbatch to the last
+    (torchtitan: ``reshard_after_forward`` is off with pipeline parallelism).
+    """
     shard = _shard(batch, model)
     if batch.execution.sharding is not Sharding.FULL:
         return 2.0 * shard
@@ -43,6 +47,7 @@ def weight_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     vocabulary = model.vocab * model.hidden / batch.layouts.tensor
     layer = layer_parameters_per_rank(model, batch.layouts.tensor)
     gathered = np.where(sharding_ranks(batch) > 1, np.maximum(GATHERED_LAYERS * layer, vocabulary), 0.0)
+    gathered = np.where(batch.layouts.pipeline > 1, shard, gathered)
     return used.held_weight_bytes * shard / sharding_ranks(batch) + 2.0 * gathered
 
 
@@ -62,8 +67,13 @@ def gradient_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     """The gradient buffer; 0 for adapters."""
     if batch.execution.frozen_base:
         return np.zeros(len(batch.layouts))
-    ranks = sharding_ranks(batch) if batch.execution.sharding is Sharding.FULL else 1.0
-    return framework(batch.execution.framework).held_gradient_bytes * _shard(batch, model) / ranks
+    ranks = np.ones(len(batch.layouts))
+    if batch.execution.sharding is Sharding.FULL:
+        ranks = np.where(batch.layouts.pipeline > 1, 1.0, sharding_ranks(batch))
+    element = framework(batch.execution.framework).held_gradient_bytes
+    if batch.execution.precision is not Precision.BF16:
+        element = min(element, 2.0)  # FP8 recipes reduce gradients in 16 bits (grad_reduce_in_fp32 is off)
+    return element * _shard(batch, model) / ranks
 
 
 def state_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
@@ -86,9 +96,15 @@ def _layer_elements(batch: MemoryBatch, model: ModelSpec) -> tuple[Floats, Float
     heads = 2.0 * model.attention_width + 2.0 * kv_width_per_rank(model, batch.layouts.tensor) * tensor
     projections = 3.0 if model.gated_ffn else 2.0
     inner = heads + projections * model.active_ffn_width
+    outer = np.full(len(tensor), 4.0 * model.hidden)
+    if batch.execution.precision is not Precision.BF16:
+        # The four products' inputs are kept as quantized: half the bytes (Transformer Engine).
+        outer = outer - model.hidden
+        inner = inner - 0.5 * (model.attention_width + model.active_ffn_width)
     if model.moe is not None:
-        inner = inner + 2.0 * model.moe.active_experts * model.hidden
-    return np.full(len(tensor), 4.0 * model.hidden), inner
+        # Each routed copy as dispatched, permuted and combined.
+        inner = inner + 3.0 * model.moe.active_experts * model.hidden
+    return outer, inner
 
 
 def activation_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
