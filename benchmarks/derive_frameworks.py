@@ -118,6 +118,9 @@ PARAMETERS: tuple[Parameter, ...] = (
     _framework("prime-rl", "pointwise_passes", 8.0, 0.8, 20.0),
     _framework("prime-rl", "attention_share", 0.9, 0.1, 1.3, True),
     _framework("prime-rl", "step_s", 0.05, 0.0, 1.0),
+    _framework("prime-rl-fa2", "pointwise_passes", 8.0, 0.8, 30.0),
+    _framework("prime-rl-fa2", "attention_share", 0.5, 0.1, 1.3, True),
+    _framework("prime-rl-fa2", "launch_expert_layer_s", 0.15, 0.0, 0.4),
     _framework("torchtitan", "pointwise_passes", 2.0, 0.8, 8.0),
     _framework("torchtitan", "data_exposed", 0.5, 0.0, 0.99),
     _framework("torchtitan", "tensor_exposed", 1.0, 0.0, 1.5),
@@ -249,9 +252,7 @@ def linearized(values: np.ndarray, cases: Sequence[Case], parameters: Sequence[P
     return Linear(base, slopes, at)
 
 
-def minimized(
-    model: Total, measured: np.ndarray, weights: np.ndarray, parameters: Sequence[Parameter]
-) -> np.ndarray:
+def minimized(model: Total, measured: np.ndarray, weights: np.ndarray, parameters: Sequence[Parameter]) -> np.ndarray:
     """The parameter values that fit the linear model best, within their bounds."""
     ends = np.array([sorted((p.inner(p.lower), p.inner(p.upper))) for p in parameters])
     low, width = ends[:, 0], ends[:, 1] - ends[:, 0]
@@ -317,9 +318,7 @@ def folds(sources: Sequence[str], count: int = 5) -> np.ndarray:
     return np.array([fold[source] for source in sources])
 
 
-def cross_validated(
-    cases: Sequence[Case], model: Linear, parameters: Sequence[Parameter] = PARAMETERS
-) -> np.ndarray:
+def cross_validated(cases: Sequence[Case], model: Linear, parameters: Sequence[Parameter] = PARAMETERS) -> np.ndarray:
     """Predicted seconds of every case by parameters fitted to the sources of the other folds."""
     measured, weights = _arrays(cases)
     fold = folds([case.source for case in cases])
@@ -331,7 +330,9 @@ def cross_validated(
     return predicted
 
 
-def ablation(cases: Sequence[Case], model: Linear, parameters: Sequence[Parameter] = PARAMETERS) -> dict[str, np.ndarray]:
+def ablation(
+    cases: Sequence[Case], model: Linear, parameters: Sequence[Parameter] = PARAMETERS
+) -> dict[str, np.ndarray]:
     """Predicted seconds without each term, everything else fitted again."""
     measured, weights = _arrays(cases)
     everything = np.arange(len(cases))
@@ -370,7 +371,7 @@ def render(values: np.ndarray, loop_share: float) -> str:
                 table.setdefault(owner, {})[p.field] = rounded(value)
     body = pprint.pformat(table, width=100, sort_dicts=True).replace("'", '"')
     return (
-        '"""Numbers that ``benchmarks/derive_frameworks.py --write`` found; its ``--check`` keeps them. Do not edit."""\n'
+        '"""Numbers that ``benchmarks/derive_frameworks.py --write`` found; its ``--check`` keeps them."""\n'
         "\n# fmt: off\nfrom __future__ import annotations\n\n"
         f"NEMO_RL_LOOP_SHARE = {rounded(loop_share)}\n\nFITTED: dict[str, dict[str, float]] = {body}\n"
     )
@@ -382,18 +383,20 @@ def loop_share(cases: Sequence[Case]) -> float:
     for case in cases:
         parts = []
         for batch, times in case.batches():
-            parts.append(times * sum(float(t.function(batch)[0]) for t in TERMS if t.name != "analytical.loop_overhead"))
+            parts.append(
+                times * sum(float(t.function(batch)[0]) for t in TERMS if t.name != "analytical.loop_overhead")
+            )
         ratios.append(case.measured / (max(parts[0], sum(parts[1:])) if case.apart else sum(parts)))
     return float(np.exp(np.mean(np.log(ratios)))) - 1.0
 
 
 def _print_errors(cases: Sequence[Case], columns: dict[str, np.ndarray]) -> None:
-    print(f"\n{'kind and grade':24}{'rows':>6}" + "".join(f"{name:>22}" for name in columns))
+    print(f"\n{'kind and grade':24}{'rows':>6}" + "".join(f"{name:>28}" for name in columns))
     kinds = sorted({(case.kind, case.grade) for case in cases})
     for kind, grade in kinds:
         rows = [i for i, case in enumerate(cases) if (case.kind, case.grade) == (kind, grade)]
         measured = np.array([cases[i].measured for i in rows])
-        cells = "".join(f"{np.mean(np.abs(p[rows] / measured - 1)):>22.2%}" for p in columns.values())
+        cells = "".join(f"{np.mean(np.abs(p[rows] / measured - 1)):>28.2%}" for p in columns.values())
         print(f"{kind + ' ' + grade:24}{len(rows):>6}{cells}")
 
 
@@ -422,6 +425,8 @@ def main(arguments: list[str] | None = None) -> int:
         print("\n".join(wrong), file=sys.stderr, end="\n" if wrong else "")
         return 1 if wrong else 0
     steps = applied(values, rl_cases(options.data / "rl_step.csv", profiles).cases, PARAMETERS)
+    table = framework_table.FRAMEWORKS
+    table["nemo-rl"], table["nemo-rl-vllm"] = table["nemo"], table["vllm"]
     share = loop_share([case for case in steps if case.grade == "A"])
     for p, value in zip(PARAMETERS, values, strict=True):
         edge = " at its bound" if min(abs(value - p.lower), abs(value - p.upper)) < 1e-3 * (p.upper - p.lower) else ""

@@ -11,7 +11,6 @@ digits, or when a source text quotes another fit error than the one found here. 
 * :func:`streaming_bandwidth`: ``BW_mem``, the median rate at which thin GEMMs read large weights.
 * :func:`fit_all_reduce`: ``alpha, beta`` of the ring expression ``2(p-1) alpha + 2(p-1)/p M beta``.
 * :func:`fit_attention`: ``F_a, gamma_l`` of ``F_a * l / (l + gamma_l)`` on causal prefill attention.
-* :func:`fp8_flops`: F_peak times the ratio of FP8 to 16-bit FLOP/s of large GEMMs in the summary.
 * :func:`fit_send_receive`: ``alpha, beta`` of ``alpha + M beta`` from two-GPU AlltoAll, which NCCL composes
   of one send and one receive per rank, M being the half of the buffer that leaves the GPU.
 
@@ -53,6 +52,7 @@ class Published:
     EXTRA_SWITCHES = 2  # leaf-spine-leaf instead of one leaf
     A100_40GB_BANDWIDTH = 1.555e12  # NVIDIA A100 data sheet
     ATHENA_GPUS_PER_NIC = 2  # the paper, appendix B: four interfaces for eight GPUs
+    HBM2E_BANDWIDTH = 2.4e12  # pytorch/torchtitan benchmarks: "H100 96 GB HBM2e"
     GH200_BANDWIDTH = 4.0e12  # NVIDIA GH200 data sheet, 96 GB HBM3
     GH200_LINK_BYTES_PER_S = 160e9  # the paper, appendix B: per GPU pair
     ALPS_SEND_RECEIVE_BYTES_PER_S = 24.2382e9  # NVIDIA/nccl#1272
@@ -82,11 +82,11 @@ class Link:
 
 @attrs.frozen
 class Measured:
-    """The tables: data-sheet values, FP8 over 16-bit GEMM speed, GEMMs ``(m, n, k, seconds)``, prefill attention
-    ``(tokens, FLOPs, seconds)`` and NCCL sweeps ``(bytes, seconds)``."""
+    """The tables: data-sheet values, TFLOP/s of large GEMMs (trtllm, bfloat16), GEMMs ``(m, n, k, seconds)``, prefill
+    attention ``(tokens, FLOPs, seconds)`` and NCCL sweeps ``(bytes, seconds)``."""
 
     spec: dict[str, dict[str, float]]
-    fp8_ratio: dict[str, float]
+    large_gemm: dict[str, float]
     gemm: dict[str, np.ndarray]
     attention: dict[str, np.ndarray]
     nccl: dict[tuple[str, str, int], np.ndarray]
@@ -124,17 +124,17 @@ def read(folder: Path) -> Measured:
             attention.setdefault(row["system"], []).append((length, flops, float(row["time_us"]) * 1e-6))
     return Measured(
         spec,
-        {name: _fp8_ratio(system["gemm"]) for name, system in systems.items()},
+        {name: _large_gemm(system["gemm"]) for name, system in systems.items()},
         {k: np.array(v) for k, v in gemm.items()},
         {k: np.array(v) for k, v in attention.items()},
         {k: np.array(sorted(v)) for k, v in sweeps.items()},
     )
 
 
-def _fp8_ratio(gemm: list[dict[str, object]]) -> float:
-    """``tflops_median_ge4096`` of FP8 over bfloat16, trtllm; nan without FP8."""
-    speed = {entry["dtype"]: entry["tflops_median_ge4096"] for entry in gemm if entry["framework"] == "trtllm"}
-    return float(speed["fp8"]) / float(speed["bfloat16"]) if "fp8" in speed else float("nan")
+def _large_gemm(gemm: list[dict[str, object]]) -> float:
+    """``tflops_median_ge4096`` of bfloat16, trtllm."""
+    found = [e for e in gemm if e["framework"] == "trtllm" and e["dtype"] == "bfloat16"]
+    return float(found[-1]["tflops_median_ge4096"])
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:
@@ -208,12 +208,6 @@ def fit_attention(data: Measured, system: str) -> Attention:
     return Attention(float(np.exp(p[0])), float(np.exp(p[1])), error, len(length))
 
 
-def fp8_flops(data: Measured, system: str) -> float | None:
-    """F_peak of the 16-bit fit times the FP8 speed-up of large GEMMs; None without FP8."""
-    ratio = data.fp8_ratio[system]
-    return None if np.isnan(ratio) else fit_gemm(data, system).peak_flops_per_s * ratio
-
-
 def streaming_bandwidth(data: Measured, system: str) -> float:
     """Median bytes/s of the GEMMs with at most 16 rows over weights of at least 256 MB, more than twice the
     largest L2 cache (the rule behind ``weight_stream_GBps`` of operator_summary.json)."""
@@ -282,6 +276,7 @@ def derive(data: Measured) -> dict[str, Derivation]:
     ):
         profiles[name] = _profile(
             gemm=fit_gemm(data, system),
+            attention=fit_attention(data, system),
             memory=streaming_bandwidth(data, system) * memory_scale,
             collective=fit_all_reduce(data, system, 8),
             p2p=fit_send_receive(data, system),
@@ -290,8 +285,35 @@ def derive(data: Measured) -> dict[str, Derivation]:
         )
     h100 = "H100-SXM-80GB"
     link = pub.GH200_LINK_BYTES_PER_S * bus_bandwidth(data, h100, 4) / data.spec[h100]["intra_node_bw"]
+    profiles["h100-hbm2e"] = _profile(
+        gemm=fit_gemm(data, h100),
+        attention=fit_attention(data, h100),
+        memory=streaming_bandwidth(data, h100) * pub.HBM2E_BANDWIDTH / data.spec[h100]["mem_bw"],
+        collective=fit_all_reduce(data, h100, 8),
+        p2p=fit_send_receive(data, h100),
+        network=(pub.NIC_400G_BYTES_PER_S, pub.NIC_400G_BYTES_PER_S),
+        switch_s=pub.QUANTUM_SWITCH_S,
+    )
+    for name, system, shapes, ranks in (
+        ("b300", "B300", "B200", 8),
+        ("gb200", "GB200", "GB200", 4),
+        ("gb300", "GB300", "GB200", 4),
+    ):
+        # The tables have no shapes of B300 and GB300: theirs are scaled by the speed of large GEMMs.
+        scale = data.large_gemm[system] / data.large_gemm[shapes]
+        gemm, attention = fit_gemm(data, shapes), fit_attention(data, shapes)
+        profiles[name] = _profile(
+            gemm=attrs.evolve(gemm, peak_flops_per_s=gemm.peak_flops_per_s * scale),
+            attention=attrs.evolve(attention, flops_per_s=attention.flops_per_s * scale),
+            memory=streaming_bandwidth(data, shapes),
+            collective=fit_all_reduce(data, system, ranks),
+            p2p=fit_send_receive(data, system),
+            network=(pub.NIC_400G_BYTES_PER_S, pub.NIC_400G_BYTES_PER_S),
+            switch_s=pub.QUANTUM_SWITCH_S,
+        )
     profiles["gh200"] = _profile(
         gemm=fit_gemm(data, h100),
+        attention=fit_attention(data, h100),
         memory=streaming_bandwidth(data, h100) * pub.GH200_BANDWIDTH / data.spec[h100]["mem_bw"],
         collective=fit_all_reduce(data, h100, 4),
         p2p=attrs.evolve(fit_send_receive(data, h100), bandwidth_bytes_per_s=link),
@@ -302,7 +324,14 @@ def derive(data: Measured) -> dict[str, Derivation]:
 
 
 def _profile(
-    *, gemm: Gemm, memory: float, collective: Link, p2p: Link, network: tuple[float, float], switch_s: float
+    *,
+    gemm: Gemm,
+    attention: Attention,
+    memory: float,
+    collective: Link,
+    p2p: Link,
+    network: tuple[float, float],
+    switch_s: float,
 ) -> Derivation:
     numbers = {
         "device.peak_flops_per_s": gemm.peak_flops_per_s,
@@ -310,6 +339,8 @@ def _profile(
         "efficiency.gamma_m_rows": gemm.gamma_m_rows,
         "efficiency.gamma_k_columns": gemm.gamma_k_columns,
         "non_gemm_layer_s": non_gemm_layer_s(memory),
+        "attention.flops_per_s": attention.flops_per_s,
+        "attention.gamma_tokens": attention.gamma_tokens,
     }
     network_hop = Published.NETWORK_HOP_S - Published.NVLINK_HOP_S
     for kind, link, network_bandwidth in (("collective", collective, network[0]), ("p2p", p2p, network[1])):
@@ -322,6 +353,7 @@ def _profile(
         numbers,
         {
             "device.peak_flops_per_s": gemm.median_error,
+            "attention.flops_per_s": attention.median_error,
             "tiers.intra_node.collective.latency_s": collective.median_error,
             "tiers.intra_node.p2p.latency_s": p2p.median_error,
         },
@@ -332,6 +364,8 @@ def shipped() -> dict[str, HardwareProfile]:
     """The profiles in this checkout, whether or not they are installed."""
     profiles = {}
     for path in sorted(REPOSITORY.glob("plugins/hardware/*/src/rpeg_plugin_*/__init__.py")):
+        if str(path.parents[1]) not in sys.path:
+            sys.path.append(str(path.parents[1]))  # a profile module may import its neighbours
         spec = importlib.util.spec_from_file_location(path.parent.name, path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)

@@ -120,7 +120,7 @@ def _print(results: Sequence[Result], skipped: Sequence[tuple[Table, Skipped]], 
             groups = _by(members, key)
             lines = [[kind, group, *_cells(errors_of(part))] for group, part in groups.items()]
             ui.print_table(["what", name, "rows", "MAPE", "bias", "Spearman"], lines)
-        order = sorted(members, key=lambda result: (-abs(math.log(result.predicted / result.case.measured)), result.case.id))
+        order = sorted(members, key=_distance, reverse=True)
         lines = []
         for result in order[:worst]:
             term, share = result.dominant
@@ -145,6 +145,11 @@ def _print(results: Sequence[Result], skipped: Sequence[tuple[Table, Skipped]], 
         )
     if not results:
         ui.print_note("no row could be replayed")
+
+
+def _distance(result: Result) -> tuple[float, str]:
+    """How far off a prediction is, too high and too low alike."""
+    return abs(math.log(result.predicted / result.case.measured)), result.case.id
 
 
 def _quantity(value: float, kind: str) -> str:

@@ -76,7 +76,7 @@ class _LayoutBatch:
     hardware: HardwareProfile
     layouts: Layouts
     settings: Any
-    execution: Execution = Execution()
+    execution: Execution = attrs.field(factory=Execution)
 
     @property
     def tp_links(self) -> Links:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import attrs
 
+from rpeg_core.errors import ModelConfigError
 from rpeg_core.spec.models import LatentAttention, ModelSpec, MoE
 from rpeg_core.validation.rows import Row, Unusable
 
@@ -131,6 +132,6 @@ def model_of_row(row: Row) -> ModelSpec:
                 dense_layers=dense,
             )
             model = attrs.evolve(model, layers=layers + facts.extra_layers, moe=moe, ffn=facts.dense_ffn or ffn)
-    except ValueError as error:
+    except (ValueError, ModelConfigError) as error:
         raise Unusable(f"its dimensions are no model: {error}") from error
     return model

@@ -17,8 +17,23 @@ from rpeg_core.validation.training import Setup, setup_of_row, training_batch
 
 __all__ = ["Case", "Part", "Skipped", "Table", "memory_cases", "training_cases"]
 
-TRAINING_COLUMNS = ("gpu", "n_gpus", "model", "layers", "hidden", "ffn", "heads", "vocab", "seq_len", "global_batch",
-                    "micro_batch", "tp", "pp", "precision", "step_time_s")
+TRAINING_COLUMNS = (
+    "gpu",
+    "n_gpus",
+    "model",
+    "layers",
+    "hidden",
+    "ffn",
+    "heads",
+    "vocab",
+    "seq_len",
+    "global_batch",
+    "micro_batch",
+    "tp",
+    "pp",
+    "precision",
+    "step_time_s",
+)
 
 
 @attrs.frozen(eq=False)
@@ -62,9 +77,7 @@ class Case:
         """What the cost terms price, and how often each counts."""
         if not self.parts:
             return ((training_batch(self.setup), 1.0),)
-        return tuple(
-            (attrs.evolve(part.batch, hardware=self.setup.hardware), part.times) for part in self.parts
-        )
+        return tuple((attrs.evolve(part.batch, hardware=self.setup.hardware), part.times) for part in self.parts)
 
 
 @attrs.frozen(kw_only=True)

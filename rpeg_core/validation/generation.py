@@ -15,8 +15,6 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import attrs
-
 from rpeg_core.costing.batches import OperatorBatch
 from rpeg_core.ir import Role
 from rpeg_core.spec.execution import Execution, Precision, Sharding
@@ -30,8 +28,21 @@ from rpeg_core.validation.training import Setup, layouts_of
 
 __all__ = ["engine_batch", "generation_cases"]
 
-COLUMNS = ("framework", "gpu", "model", "layers", "hidden", "ffn", "heads", "vocab", "dtype", "isl", "osl", "mode",
-           "batch_or_concurrency")
+COLUMNS = (
+    "framework",
+    "gpu",
+    "model",
+    "layers",
+    "hidden",
+    "ffn",
+    "heads",
+    "vocab",
+    "dtype",
+    "isl",
+    "osl",
+    "mode",
+    "batch_or_concurrency",
+)
 
 _PRECISIONS = {
     "fp16": Precision.BF16,
@@ -185,8 +196,3 @@ def _setup(row: Row, profile: HardwareProfile) -> Setup:
         layouts=layouts_of(1, pp, tp, 1, per_node),
         execution=execution,
     )
-
-
-def with_hardware(case: Case, hardware: HardwareProfile) -> Case:
-    """The same run on another profile."""
-    return attrs.evolve(case, setup=attrs.evolve(case.setup, hardware=hardware))

@@ -15,8 +15,6 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import attrs
-
 from rpeg_core.costing.batches import OperatorBatch
 from rpeg_core.ir import Role
 from rpeg_core.spec.execution import Execution, Recompute, Sharding
@@ -30,15 +28,32 @@ from rpeg_core.validation.training import Setup, layouts_of
 
 __all__ = ["exponential_quantiles", "rl_cases"]
 
-COLUMNS = ("framework", "algorithm", "gpu", "n_gpus", "model", "layers", "hidden", "ffn", "heads", "vocab", "placement",
-           "samples_per_step", "response_len_mean", "gen_parallelism", "train_parallelism", "step_time_s")
-QUANTILES = 12
+COLUMNS = (
+    "framework",
+    "algorithm",
+    "gpu",
+    "n_gpus",
+    "model",
+    "layers",
+    "hidden",
+    "ffn",
+    "heads",
+    "vocab",
+    "placement",
+    "samples_per_step",
+    "response_len_mean",
+    "gen_parallelism",
+    "train_parallelism",
+    "step_time_s",
+)
+LEAVING = 0.2
 
 
-def exponential_quantiles(mean: float, longest: int) -> tuple[LengthQuantile, ...]:
-    """Quantiles of an exponential length cut off at ``longest`` whose mean is ``mean``.
+def exponential_quantiles(mean: float, longest: int, sequences: int) -> tuple[LengthQuantile, ...]:
+    """Quantiles of ``sequences`` exponential lengths cut off at ``longest`` tokens whose mean is ``mean``.
 
-    With the cut at M, ``mean = theta (1 - exp(-M/theta))``; theta by bisection. A mean near the cut gives one length.
+    With the cut at M, ``mean = theta (1 - exp(-M/theta))``; theta by bisection. Groups of a fifth of those still alive
+    leave together at their mean length, until less than one sequence is left or the cut is reached.
     """
     if mean >= 0.98 * longest:
         return (LengthQuantile(1.0, longest),)
@@ -46,17 +61,20 @@ def exponential_quantiles(mean: float, longest: int) -> tuple[LengthQuantile, ..
     for _ in range(80):
         theta = math.sqrt(low * high)
         low, high = (theta, high) if theta * -math.expm1(-longest / theta) < mean else (low, theta)
+    width = -math.log1p(-LEAVING)
+    inside = 1.0 - width * (1.0 - LEAVING) / LEAVING  # mean of an exponential within an interval of that width
     found: list[LengthQuantile] = []
-    for index in range(1, QUANTILES):
-        fraction = index / QUANTILES
-        # Sequences of a quantile leave together: at the mean length between its edges.
-        tokens = round(-theta * math.log1p(-(index - 0.5) / QUANTILES))
-        tokens = min(max(1, tokens), longest - 1)
-        if not found or tokens > found[-1].tokens:
-            found.append(LengthQuantile(fraction, tokens))
-        else:
-            found[-1] = LengthQuantile(fraction, found[-1].tokens)
-    return (*found, LengthQuantile(1.0, longest))
+    alive, index = 1.0, 0
+    while alive * sequences > 1.0:
+        tokens = round(theta * (index * width + inside))
+        if tokens >= longest:
+            break
+        alive *= 1.0 - LEAVING
+        if tokens > 0 and (not found or tokens > found[-1].tokens):
+            found.append(LengthQuantile(1.0 - alive, tokens))
+        index += 1
+    last = min(longest, max(round(theta * (index * width + inside)), found[-1].tokens + 1 if found else 1))
+    return (*found, LengthQuantile(1.0, last))
 
 
 def rl_cases(path: Path, profiles: Mapping[str, HardwareProfile]) -> Table:
@@ -143,11 +161,9 @@ def _generation(
     if gpus % (tp * pp):
         raise Unusable(f"{gpus} generating GPUs are not divisible by tp {tp} * pp {pp}")
     replicas = gpus // (tp * pp)
+    lengths = exponential_quantiles(response, longest, samples)
     workload = Workload(
-        prompts=samples,
-        prompt_tokens=prompt,
-        response_tokens=longest,
-        response_lengths=exponential_quantiles(response, longest),
+        prompts=samples, prompt_tokens=prompt, response_tokens=lengths[-1].tokens, response_lengths=lengths
     )
     return OperatorBatch(
         role=Role.GENERATION,
@@ -213,8 +229,3 @@ def _training(
     passes = 2.0 if row.text("kl_ref_logprob", "true").lower() != "false" else 1.0
     step = operator(Role.TRAINING, batch, row.whole("train_micro_batch", default=1))
     return (Part(forward, passes), Part(step, updates))
-
-
-def with_hardware(case: Case, hardware: HardwareProfile) -> Case:
-    """The same step on another profile."""
-    return attrs.evolve(case, setup=attrs.evolve(case.setup, hardware=hardware))

@@ -72,6 +72,7 @@ FRAMEWORK_DEFAULTS = {
     "torchtitan": FrameworkDefaults(sharding=Sharding.FULL, single_sequence_stages=True),
     "maxtext": FrameworkDefaults(recompute=Recompute.OPERATOR, sharding=Sharding.FULL),
     "prime-rl": FrameworkDefaults(recompute=Recompute.FULL, sharding=Sharding.FULL),
+    "prime-rl-fa2": FrameworkDefaults(recompute=Recompute.FULL, sharding=Sharding.FULL),
     "nanotron": FrameworkDefaults(sequence_parallel=False),
     "automodel": FrameworkDefaults(sharding=Sharding.FULL),
 }
@@ -79,6 +80,7 @@ FRAMEWORK_DEFAULTS = {
 _FRAMEWORKS = (
     ("notes", r"maxtext", "maxtext"),
     ("source", r"torchtitan", "torchtitan"),
+    ("notes", r"flash_attention_2.*fsdp2", "prime-rl-fa2"),
     ("source", r"prime-rl", "prime-rl"),
     ("source", r"nanotron", "nanotron"),
     ("source", r"automodel", "automodel"),

@@ -1,6 +1,7 @@
 """Time terms of ``analytical`` against arithmetic on the gated tiny model.
 
-Its products per layer, columns x inner length: q, k, v 8 x 4; output 4 x 4; gate and up 16 x 4; down 4 x 8; head 10 x 4.
+Its products per layer, columns x inner length: q, k, v 8 x 4; output 4 x 4; gate and up 16 x 4; down 4 x 8;
+head 10 x 4.
 Attention width 4, one KV head of width 2.
 """
 
@@ -271,9 +272,7 @@ def test_one_token_reads_only_its_experts(tiny):
         workload = attrs.evolve(tiny.workload, prompts=sequences, response_tokens=2)
         device = attrs.evolve(tiny.hardware.device, memory_bandwidth_bytes_per_s=1.0, peak_flops_per_s=1e12)
         hardware = attrs.evolve(tiny.hardware, device=device)
-        batch = tiny.operator(
-            moe, Role.GENERATION, tiny.layout(), workload=workload, prefill=False, hardware=hardware
-        )
+        batch = tiny.operator(moe, Role.GENERATION, tiny.layout(), workload=workload, prefill=False, hardware=hardware)
         return tiny.price("analytical.gemm", batch)
 
     def moved(sequences, experts):

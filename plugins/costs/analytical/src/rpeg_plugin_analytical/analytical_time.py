@@ -18,7 +18,7 @@ from rpeg_plugin_analytical import attention, exchange, linear, pointwise
 from rpeg_plugin_analytical.collectives import all_gather_s, reduce_scatter_s
 from rpeg_plugin_analytical.frameworks import framework
 from rpeg_plugin_analytical.microbatches import Pass, passes
-from rpeg_plugin_analytical.shards import shard_parameters
+from rpeg_plugin_analytical.shards import expert_parameters, shard_parameters
 from rpeg_plugin_analytical.shared import OPTIMIZER_TRAFFIC_BYTES_PER_PARAMETER, boundary_s, of_model
 from rpeg_plugin_analytical.stages import stage_seconds
 
@@ -164,13 +164,12 @@ def data_parallel_s(batch: OperatorBatch, model: ModelSpec) -> Floats:
     if batch.role is not Role.TRAINING:
         return np.zeros(len(layouts))
     used = framework(execution.framework)
-    elements = shard_parameters(model, layouts)
-    ranks = layouts.data * execution.context
-    if execution.shard_ranks:
-        ranks = np.minimum(ranks, execution.shard_ranks)
-    found = _data_parallel_links(batch)
-    gathered = all_gather_s(elements * batch.workload.bytes_per_element, ranks, found)
-    scattered = reduce_scatter_s(elements * used.gradient_bytes, ranks, found) * (not execution.frozen_base)
+    gathered, scattered = np.zeros(len(layouts)), np.zeros(len(layouts))
+    for elements, ranks in _reduced(batch, model):
+        found = _data_parallel_links(batch)
+        gathered = gathered + all_gather_s(elements * batch.workload.bytes_per_element, ranks, found)
+        scattered = scattered + reduce_scatter_s(elements * used.gradient_bytes, ranks, found)
+    scattered = scattered * (not execution.frozen_base)
     repeats = np.ones(len(layouts))
     if execution.sharding is Sharding.FULL:
         gathered, repeats = 2.0 * gathered, layouts.microbatches.astype(float)
@@ -184,18 +183,30 @@ def data_parallel_s(batch: OperatorBatch, model: ModelSpec) -> Floats:
     return repeats * np.maximum(used.data_exposed * total, total - beside_s)
 
 
+def _reduced(batch: OperatorBatch, model: ModelSpec) -> tuple[tuple[Floats, Floats], ...]:
+    """(elements, ranks) of the data-parallel groups: an expert spread over Pe ranks has Pe times fewer copies."""
+    layouts, execution = batch.layouts, batch.execution
+    ranks = (layouts.data * execution.context).astype(float)
+    if execution.shard_ranks:
+        ranks = np.minimum(ranks, execution.shard_ranks)
+    if model.moe is None or execution.expert == 1:
+        return ((shard_parameters(model, layouts), ranks),)
+    experts = expert_parameters(model, layouts)
+    copies = np.maximum(1.0, ranks * layouts.tensor / (execution.expert * linear.expert_tensor(batch)))
+    shared = shard_parameters(model, layouts) - experts / layouts.tensor
+    return ((shared, ranks), (experts / execution.expert, copies))
+
+
 @of_model
 def optimizer_s(batch: OperatorBatch, model: ModelSpec) -> Floats:
     """Training: ``18 W_shard / (Pd BW_mem)``, the stage that holds most (D-F); undivided without sharding."""
     layouts, execution = batch.layouts, batch.execution
     if batch.role is not Role.TRAINING or execution.frozen_base:
         return np.zeros(len(layouts))
-    ranks = layouts.data * execution.context
-    if execution.sharding is Sharding.NONE:
-        ranks = np.ones(len(layouts))
-    elif execution.shard_ranks:
-        ranks = np.minimum(ranks, execution.shard_ranks)
-    traffic_bytes = OPTIMIZER_TRAFFIC_BYTES_PER_PARAMETER * shard_parameters(model, layouts) / ranks
+    updated = np.zeros(len(layouts))
+    for elements, ranks in _reduced(batch, model):
+        updated = updated + elements / (1.0 if execution.sharding is Sharding.NONE else ranks)
+    traffic_bytes = OPTIMIZER_TRAFFIC_BYTES_PER_PARAMETER * updated
     return traffic_bytes / batch.hardware.device.memory_bandwidth_bytes_per_s
 
 

@@ -98,6 +98,7 @@ _FACTS: dict[str, Framework] = {
     "torchtitan": Framework(held_weight_bytes=4.0, held_logit_bytes=14.0, reserved_share=0.05),
     "maxtext": Framework(),
     "prime-rl": Framework(held_weight_bytes=4.0, held_logit_bytes=18.0, layer_buffers=2.5, reserved_share=0.08),
+    "prime-rl-fa2": Framework(held_weight_bytes=4.0, held_logit_bytes=18.0, layer_buffers=2.5, reserved_share=0.08),
     "nanotron": Framework(gradient_bytes=4.0, held_logit_bytes=10.0),
     "automodel": Framework(),
     "trtllm": Framework(),

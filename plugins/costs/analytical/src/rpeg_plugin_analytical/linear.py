@@ -142,12 +142,8 @@ def _seconds(batch: OperatorBatch, gemm: _Gemm, precision: Precision, recomputed
             element_bytes=element,
             stream_share=used.stream_share,
         )
-    forward = gemm_seconds(
-        hardware, gemm.rows, gemm.columns, gemm.inner, flops_per_s=flops, element_bytes=element
-    )
-    backward = gemm_seconds(
-        hardware, gemm.rows, gemm.inner, gemm.columns, flops_per_s=flops, element_bytes=element
-    )
+    forward = gemm_seconds(hardware, gemm.rows, gemm.columns, gemm.inner, flops_per_s=flops, element_bytes=element)
+    backward = gemm_seconds(hardware, gemm.rows, gemm.inner, gemm.columns, flops_per_s=flops, element_bytes=element)
     total = (1.0 + recomputed) * forward + backward
     if execution.frozen_base:
         return total

@@ -56,7 +56,9 @@ def analytical_terms() -> tuple[CostTerm, ...]:
         ),
         _time(model, "context_parallel", "CP ring", time.context_parallel_s, "Pc - 1 exchanges of K and V per layer"),
         _time(model, "expert_parallel", "EP all-to-all", time.expert_parallel_s, "dispatch and combine per MoE layer"),
-        _time(model, "step_overhead", "step overhead", time.step_overhead_s, "host time and launches of a training step"),
+        _time(
+            model, "step_overhead", "step overhead", time.step_overhead_s, "host time and launches of a training step"
+        ),
         _time(model, "optimizer", "optimizer", time.optimizer_s, "18 W_shard / (Pd BW_mem)"),
         _time(model, "loop_overhead", "loop overhead", time.loop_overhead_s, "waiting and hand-over between phases"),
         _time(model, "stragglers", "stragglers", time.stragglers_s, "the slowest of N GPUs, sigma sqrt(2 ln N)"),

@@ -15,7 +15,7 @@ from rpeg_core.costing.batches import MemoryBatch
 from rpeg_core.spec.execution import Precision, Recompute, Sharding
 from rpeg_core.spec.models import Head, ModelSpec
 from rpeg_plugin_analytical.frameworks import framework
-from rpeg_plugin_analytical.shards import kv_width_per_rank, layer_parameters_per_rank, shard_parameters
+from rpeg_plugin_analytical.shards import held_parameters, kv_width_per_rank, layer_parameters_per_rank
 
 __all__ = ["activation_bytes", "gradient_bytes", "logit_bytes", "reserve_bytes", "state_bytes", "weight_bytes"]
 
@@ -40,7 +40,7 @@ def weight_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     In a pipeline a stage keeps its gathered weights, and its gradients whole, from the first microbatch to the last
     (torchtitan: ``reshard_after_forward`` is off with pipeline parallelism).
     """
-    shard = _shard(batch, model)
+    shard = held_parameters(model, batch.layouts, batch.execution.expert)
     if batch.execution.sharding is not Sharding.FULL:
         return 2.0 * shard
     used = framework(batch.execution.framework)
@@ -49,18 +49,6 @@ def weight_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     gathered = np.where(sharding_ranks(batch) > 1, np.maximum(GATHERED_LAYERS * layer, vocabulary), 0.0)
     gathered = np.where(batch.layouts.pipeline > 1, shard, gathered)
     return used.held_weight_bytes * shard / sharding_ranks(batch) + 2.0 * gathered
-
-
-def _shard(batch: MemoryBatch, model: ModelSpec) -> Floats:
-    """Parameters of the largest stage; experts divided over Pe too."""
-    shard = shard_parameters(model, batch.layouts)
-    if model.moe is None or batch.execution.expert == 1:
-        return shard
-    projections = 3.0 if model.gated_ffn else 2.0
-    sparse_layers = (model.layers - model.moe.dense_layers) / batch.layouts.pipeline
-    experts = sparse_layers * model.moe.experts * projections * model.hidden * model.moe.expert_ffn
-    whole = experts / batch.layouts.tensor
-    return shard - whole + experts / batch.execution.expert
 
 
 def gradient_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
@@ -73,7 +61,7 @@ def gradient_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     element = framework(batch.execution.framework).held_gradient_bytes
     if batch.execution.precision is not Precision.BF16:
         element = min(element, 2.0)  # FP8 recipes reduce gradients in 16 bits (grad_reduce_in_fp32 is off)
-    return element * _shard(batch, model) / ranks
+    return element * held_parameters(model, batch.layouts, batch.execution.expert) / ranks
 
 
 def state_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
@@ -83,7 +71,7 @@ def state_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     each = 12.0
     if batch.execution.sharding is Sharding.FULL and framework(batch.execution.framework).held_weight_bytes == 4.0:
         each = 8.0
-    return each * _shard(batch, model) / sharding_ranks(batch)
+    return each * held_parameters(model, batch.layouts, batch.execution.expert) / sharding_ranks(batch)
 
 
 def _tokens(batch: MemoryBatch) -> Floats:
@@ -127,7 +115,9 @@ def activation_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     live = np.minimum(layouts.microbatches, layouts.pipeline).astype(float)
     pipeline = layouts.pipeline.astype(float)
     if execution.virtual_stages > 1:
-        live = np.minimum(layouts.microbatches, pipeline * (1.0 + (pipeline - 1.0) / (pipeline * execution.virtual_stages)))
+        live = np.minimum(
+            layouts.microbatches, pipeline * (1.0 + (pipeline - 1.0) / (pipeline * execution.virtual_stages))
+        )
     working = used.layer_buffers * layer
     if execution.offloaded:
         kept = np.zeros(len(tensor))

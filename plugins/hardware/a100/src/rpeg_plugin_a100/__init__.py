@@ -67,7 +67,8 @@ _SPREAD = (
     "benchmarks/derive_frameworks.py"
 )
 _ATTENTION = (
-    "fit to 2839 shapes of aiconfigurator-core 0.12.0 (Apache-2.0), A100-SXM-80GB, vllm, bf16 prefill: least squares on log "
+    "fit to 2839 shapes of aiconfigurator-core 0.12.0 (Apache-2.0), A100-SXM-80GB, vllm, bf16 "
+    "prefill: least squares on log "
     "FLOP/s, soft-L1; median error 7.3%; benchmarks/derive_hardware.py fit_attention"
 )
 _NON_GEMM = (
@@ -88,8 +89,8 @@ A100_80GB = HardwareProfile(
         memory_bytes=80 * 2**30,
         memory_bandwidth_bytes_per_s=1.658e12,
         peak_flops_per_s=2.986e14,
-        sustained_share=0.85,
-        clock_spread=0.012,
+        sustained_share=0.9638,
+        clock_spread=0.01853,
     ),
     tiers=(
         LinkTier(collective=AlphaBeta(1.712e-6, 1.897e11), p2p=AlphaBeta(1.282e-5, 1.394e11)),
@@ -136,8 +137,8 @@ A100_40GB = HardwareProfile(
         memory_bytes=40 * 2**30,
         memory_bandwidth_bytes_per_s=1.264e12,
         peak_flops_per_s=2.986e14,
-        sustained_share=0.85,
-        clock_spread=0.012,
+        sustained_share=0.9638,
+        clock_spread=0.01853,
     ),
     tiers=(
         LinkTier(collective=AlphaBeta(1.712e-6, 1.897e11), p2p=AlphaBeta(1.282e-5, 1.394e11)),

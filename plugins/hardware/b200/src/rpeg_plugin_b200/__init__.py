@@ -52,7 +52,8 @@ _RACK_NIC = (
     "own profile"
 )
 _SUSTAINED = (
-    "fit to published training steps of grade A (benchmarks/measured/training.csv), one number for B200, B300, GB200 and GB300; "
+    "fit to published training steps of grade A (benchmarks/measured/training.csv), one number "
+    "for B200, B300, GB200 and GB300; "
     "benchmarks/derive_frameworks.py"
 )
 _SPREAD = (
@@ -60,7 +61,8 @@ _SPREAD = (
     "benchmarks/derive_frameworks.py"
 )
 _SPEEDUP = (
-    "fit to published FP8 and FP4 training steps (benchmarks/measured/training.csv), one number for B200, B300, GB200 and GB300, at most the "
+    "fit to published FP8 and FP4 training steps (benchmarks/measured/training.csv), one "
+    "number for B200, B300, GB200 and GB300, at most the "
     "data sheet's; benchmarks/derive_frameworks.py"
 )
 _ATTENTION = (
@@ -85,10 +87,10 @@ PROFILE = HardwareProfile(
         memory_bytes=180 * 2**30,
         memory_bandwidth_bytes_per_s=6.107e12,
         peak_flops_per_s=1.664e15,
-        sustained_share=0.85,
-        clock_spread=0.012,
-        fp8_speedup=1.6,
-        fp4_speedup=3.5,
+        sustained_share=0.8576,
+        clock_spread=0.01853,
+        fp8_speedup=2,
+        fp4_speedup=3.781,
     ),
     tiers=(
         LinkTier(collective=AlphaBeta(1.957e-6, 5.854e11), p2p=AlphaBeta(1.127e-5, 2.996e11)),

@@ -35,7 +35,8 @@ _NON_GEMM = (
 )
 _REFERENCE_BATCH = "B_cal of non_gemm_layer_s, a choice: the smallest microbatch that rule P5 of the paper admits"
 _SUSTAINED = (
-    "fit to published training steps of grade A (benchmarks/measured/training.csv), one number for B200, B300, GB200 and GB300; "
+    "fit to published training steps of grade A (benchmarks/measured/training.csv), one number "
+    "for B200, B300, GB200 and GB300; "
     "benchmarks/derive_frameworks.py"
 )
 _SPREAD = (
@@ -43,7 +44,8 @@ _SPREAD = (
     "benchmarks/derive_frameworks.py"
 )
 _SPEEDUP = (
-    "fit to published FP8 and FP4 training steps (benchmarks/measured/training.csv), one number for B200, B300, GB200 and GB300, at most the "
+    "fit to published FP8 and FP4 training steps (benchmarks/measured/training.csv), one "
+    "number for B200, B300, GB200 and GB300, at most the "
     "data sheet's; benchmarks/derive_frameworks.py"
 )
 _DOMAIN = "GPUs of one NVLink domain: NVIDIA GB200 NVL72 and GB300 NVL72 data sheets"
@@ -51,7 +53,9 @@ _DOMAIN = "GPUs of one NVLink domain: NVIDIA GB200 NVL72 and GB300 NVL72 data sh
 _NON_GEMM_BYTES = 10 * 8 * 640 * 4096 * 2
 
 
-def _sources(gpu: str, fitted: str, reduce_error: str, send_error: str, gemm_error: str, attention_error: str) -> dict[str, str]:
+def _sources(
+    gpu: str, fitted: str, reduce_error: str, send_error: str, gemm_error: str, attention_error: str
+) -> dict[str, str]:
     """The source of every number; ``fitted`` is the system whose shapes the fits used."""
     scaled = _SCALED.get(gpu, "")
     gemm = (
@@ -71,7 +75,8 @@ def _sources(gpu: str, fitted: str, reduce_error: str, send_error: str, gemm_err
         f"{reduce_error}; benchmarks/derive_hardware.py fit_all_reduce"
     )
     send = (
-        f"relative least squares of alpha + M beta over NCCL AlltoAll between two GPUs, {_TABLES}, {gpu}; {send_error}; "
+        f"relative least squares of alpha + M beta over NCCL AlltoAll between two GPUs, {_TABLES}, "
+        f"{gpu}; {send_error}; "
         "benchmarks/derive_hardware.py fit_send_receive"
     )
     found = {
@@ -111,10 +116,10 @@ B300 = HardwareProfile(
         memory_bytes=288400343040,
         memory_bandwidth_bytes_per_s=6.107e12,
         peak_flops_per_s=1.681e15,
-        sustained_share=0.85,
-        clock_spread=0.012,
-        fp8_speedup=1.6,
-        fp4_speedup=3.5,
+        sustained_share=0.8576,
+        clock_spread=0.01853,
+        fp8_speedup=2,
+        fp4_speedup=3.781,
     ),
     tiers=(
         LinkTier(collective=AlphaBeta(1.919e-06, 5.884e11), p2p=AlphaBeta(1.074e-05, 3.075e11)),
@@ -143,10 +148,10 @@ GB200 = HardwareProfile(
         memory_bytes=198674743296,
         memory_bandwidth_bytes_per_s=6.261e12,
         peak_flops_per_s=1.782e15,
-        sustained_share=0.85,
-        clock_spread=0.012,
-        fp8_speedup=1.6,
-        fp4_speedup=3.5,
+        sustained_share=0.8576,
+        clock_spread=0.01853,
+        fp8_speedup=2,
+        fp4_speedup=3.781,
     ),
     tiers=(
         LinkTier(collective=AlphaBeta(2.854e-06, 5.551e11), p2p=AlphaBeta(1.204e-05, 3.024e11)),
@@ -176,10 +181,10 @@ GB300 = HardwareProfile(
         memory_bytes=298013687808,
         memory_bandwidth_bytes_per_s=6.261e12,
         peak_flops_per_s=2.153e15,
-        sustained_share=0.85,
-        clock_spread=0.012,
-        fp8_speedup=1.6,
-        fp4_speedup=3.5,
+        sustained_share=0.8576,
+        clock_spread=0.01853,
+        fp8_speedup=2,
+        fp4_speedup=3.781,
     ),
     tiers=(
         LinkTier(collective=AlphaBeta(2.74e-06, 5.622e11), p2p=AlphaBeta(1.193e-05, 3.211e11)),

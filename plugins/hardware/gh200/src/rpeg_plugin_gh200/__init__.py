@@ -63,7 +63,8 @@ _ALPS_RACK = (
     "and the CSCS reference of eight nodes does not separate groups"
 )
 _SUSTAINED = (
-    "fit to published training steps of grade A (benchmarks/measured/training.csv), one number for H100, H200 and GH200; "
+    "fit to published training steps of grade A (benchmarks/measured/training.csv), one number "
+    "for H100, H200 and GH200; "
     "benchmarks/derive_frameworks.py"
 )
 _SPREAD = (
@@ -71,12 +72,15 @@ _SPREAD = (
     "benchmarks/derive_frameworks.py"
 )
 _SPEEDUP = (
-    "fit to published FP8 training steps (benchmarks/measured/training.csv), one number for H100, H200 and GH200, at most the "
+    "fit to published FP8 training steps (benchmarks/measured/training.csv), one number for "
+    "H100, H200 and GH200, at most the "
     "data sheet's; benchmarks/derive_frameworks.py"
 )
 _ATTENTION = (
-    "fit to 3187 shapes of aiconfigurator-core 0.12.0 (Apache-2.0), H100-SXM-80GB, vllm, bf16 prefill: least squares on log "
-    "FLOP/s, soft-L1; median error 11.4%; a GH200 has the same GPU at a higher power limit; benchmarks/derive_hardware.py fit_attention"
+    "fit to 3187 shapes of aiconfigurator-core 0.12.0 (Apache-2.0), H100-SXM-80GB, vllm, bf16 "
+    "prefill: least squares on log "
+    "FLOP/s, soft-L1; median error 11.4%; a GH200 has the same GPU at a higher power limit; "
+    "benchmarks/derive_hardware.py fit_attention"
 )
 _NON_GEMM = (
     "memory passes / BW_mem: 2 norms (1 read, 1 write each) and 2 residual additions (2 reads, 1 write "
@@ -96,9 +100,9 @@ PROFILE = HardwareProfile(
         memory_bytes=102_000_000_000,
         memory_bandwidth_bytes_per_s=3.345e12,
         peak_flops_per_s=8.343e14,
-        sustained_share=0.85,
-        clock_spread=0.012,
-        fp8_speedup=1.6,
+        sustained_share=0.8447,
+        clock_spread=0.01853,
+        fp8_speedup=1.833,
     ),
     tiers=(
         LinkTier(collective=AlphaBeta(1.781e-6, 3.059e11), p2p=AlphaBeta(8.301e-6, 1.245e11)),

@@ -51,7 +51,8 @@ _RACK_NIC = (
     "own profile"
 )
 _SUSTAINED = (
-    "fit to published training steps of grade A (benchmarks/measured/training.csv), one number for H100, H200 and GH200; "
+    "fit to published training steps of grade A (benchmarks/measured/training.csv), one number "
+    "for H100, H200 and GH200; "
     "benchmarks/derive_frameworks.py"
 )
 _SPREAD = (
@@ -59,11 +60,13 @@ _SPREAD = (
     "benchmarks/derive_frameworks.py"
 )
 _SPEEDUP = (
-    "fit to published FP8 training steps (benchmarks/measured/training.csv), one number for H100, H200 and GH200, at most the "
+    "fit to published FP8 training steps (benchmarks/measured/training.csv), one number for "
+    "H100, H200 and GH200, at most the "
     "data sheet's; benchmarks/derive_frameworks.py"
 )
 _ATTENTION = (
-    "fit to 3187 shapes of aiconfigurator-core 0.12.0 (Apache-2.0), H100-SXM-80GB, vllm, bf16 prefill: least squares on log "
+    "fit to 3187 shapes of aiconfigurator-core 0.12.0 (Apache-2.0), H100-SXM-80GB, vllm, bf16 "
+    "prefill: least squares on log "
     "FLOP/s, soft-L1; median error 11.4%; benchmarks/derive_hardware.py fit_attention"
 )
 _NON_GEMM = (
@@ -84,9 +87,9 @@ PROFILE = HardwareProfile(
         memory_bytes=80 * 2**30,
         memory_bandwidth_bytes_per_s=2.801e12,
         peak_flops_per_s=8.343e14,
-        sustained_share=0.85,
-        clock_spread=0.012,
-        fp8_speedup=1.6,
+        sustained_share=0.8447,
+        clock_spread=0.01853,
+        fp8_speedup=1.833,
     ),
     tiers=(
         LinkTier(collective=AlphaBeta(1.267e-6, 3.744e11), p2p=AlphaBeta(8.301e-6, 2.426e11)),
@@ -136,14 +139,16 @@ HBM2E = attrs.evolve(
         PROFILE.device,
         memory_bytes=96 * 2**30,
         memory_bandwidth_bytes_per_s=2.007e12,
-        sustained_share=0.7,
+        sustained_share=0.8554,
     ),
     non_gemm_layer_s=_NON_GEMM_BYTES / 2.007e12,
     sources={
         **PROFILE.sources,
         "gpus_per_node": f"{_NODE}; {_HBM2E}",
         "device.memory_bytes": _HBM2E,
-        "device.memory_bandwidth_bytes_per_s": f"{_STREAMING}; times 2.4 / 3.35, HBM2e (torchtitan) over HBM3 (data sheet)",
+        "device.memory_bandwidth_bytes_per_s": (
+            f"{_STREAMING}; times 2.4 / 3.35, HBM2e (torchtitan) over HBM3 (data sheet)"
+        ),
         "device.sustained_share": (
             "fit to torchtitan's published training steps (benchmarks/measured/training.csv): the 500 W limit; "
             "benchmarks/derive_frameworks.py"

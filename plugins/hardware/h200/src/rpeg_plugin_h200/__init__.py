@@ -49,7 +49,8 @@ _RACK_NIC = (
     "own profile"
 )
 _SUSTAINED = (
-    "fit to published training steps of grade A (benchmarks/measured/training.csv), one number for H100, H200 and GH200; "
+    "fit to published training steps of grade A (benchmarks/measured/training.csv), one number "
+    "for H100, H200 and GH200; "
     "benchmarks/derive_frameworks.py"
 )
 _SPREAD = (
@@ -57,7 +58,8 @@ _SPREAD = (
     "benchmarks/derive_frameworks.py"
 )
 _SPEEDUP = (
-    "fit to published FP8 training steps (benchmarks/measured/training.csv), one number for H100, H200 and GH200, at most the "
+    "fit to published FP8 training steps (benchmarks/measured/training.csv), one number for "
+    "H100, H200 and GH200, at most the "
     "data sheet's; benchmarks/derive_frameworks.py"
 )
 _ATTENTION = (
@@ -82,9 +84,9 @@ PROFILE = HardwareProfile(
         memory_bytes=141 * 2**30,
         memory_bandwidth_bytes_per_s=3.985e12,
         peak_flops_per_s=8.289e14,
-        sustained_share=0.85,
-        clock_spread=0.012,
-        fp8_speedup=1.6,
+        sustained_share=0.8447,
+        clock_spread=0.01853,
+        fp8_speedup=1.833,
     ),
     tiers=(
         LinkTier(collective=AlphaBeta(1.315e-6, 3.859e11), p2p=AlphaBeta(8.373e-6, 2.546e11)),
