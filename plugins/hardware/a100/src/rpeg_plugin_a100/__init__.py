@@ -89,8 +89,8 @@ A100_80GB = HardwareProfile(
         memory_bytes=80 * 2**30,
         memory_bandwidth_bytes_per_s=1.658e12,
         peak_flops_per_s=2.986e14,
-        sustained_share=0.9638,
-        clock_spread=0.01853,
+        sustained_share=0.9682,
+        clock_spread=0.02,
     ),
     tiers=(
         LinkTier(collective=AlphaBeta(1.712e-6, 1.897e11), p2p=AlphaBeta(1.282e-5, 1.394e11)),
@@ -137,8 +137,8 @@ A100_40GB = HardwareProfile(
         memory_bytes=40 * 2**30,
         memory_bandwidth_bytes_per_s=1.264e12,
         peak_flops_per_s=2.986e14,
-        sustained_share=0.9638,
-        clock_spread=0.01853,
+        sustained_share=0.9682,
+        clock_spread=0.02,
     ),
     tiers=(
         LinkTier(collective=AlphaBeta(1.712e-6, 1.897e11), p2p=AlphaBeta(1.282e-5, 1.394e11)),
