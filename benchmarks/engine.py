@@ -5,16 +5,22 @@ nodes per second (median of the repetitions), the ratio between the two cluster 
 growth of allocated memory between 1,000 and 10,000 steps. Targets: 20,000 nodes/s at 2,048 GPUs, no growth.
 
     --check     exit 1 when a target is missed
+    --local     the overhead of a node on the local launcher of the backend megatron instead: GRPO on two processes that
+                do no work, so that the time between the ends of two nodes is all overhead. Target: 2 ms.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import statistics
 import sys
+import tempfile
 import time
 import tracemalloc
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rpeg_plugin_simulator import Durations, run_window
 
@@ -23,7 +29,11 @@ from rpeg_core.planning.assignment import ExecutionPlan
 from rpeg_core.runtime.window import Window
 from rpeg_core.testing.toys import SKEWED, on, toy_plan, toy_ppo, toy_workload
 
+if TYPE_CHECKING:
+    from rpeg_core.planning.plan import Plan
+
 NODES_PER_S = 20_000
+OVERHEAD_S = 0.002
 GROWTH_BYTES = 64 * 1024
 
 
@@ -78,12 +88,88 @@ def growth_bytes(gpus: int, steps: int) -> tuple[int, int]:
     return marks[0], marks[1] - marks[0]
 
 
+class Idle:
+    """A worker that does nothing; the processes of the local launcher find it as ``engine:Idle``."""
+
+    uses_torch = False
+
+    def __init__(self, rank: int, world: int, plan: Plan, settings: Any) -> None:
+        self.rank, self.bytes = rank, {container.name: container.bytes for container in plan.rpeg.containers}
+
+    def setup(self, store: object) -> str:
+        return "idle"
+
+    def execute(self, message: Any) -> Any:
+        from rpeg_plugin_megatron.messages import Done
+
+        node = message.node
+        first = node.source is not None and self.rank == node.allocation.start
+        return Done(rank=self.rank, node=node.index, seconds=0.0, bytes=self.bytes[node.container] if first else 0)
+
+    def drop(self, artifacts: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def grpo_plan() -> Plan:
+    """Generation on one of two GPUs, everything else data parallel on both."""
+    from rpeg_core.planning.planner import Planner
+    from rpeg_core.plugins.registry import Registry
+    from rpeg_core.spec.experiment import parse_experiment
+
+    model = {"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 64, "gated_ffn": True, "vocab": 64}
+    experiment = parse_experiment(
+        {
+            "algorithm": "grpo",
+            "models": {"actor": {"config": {**model, "tied_embeddings": False}}, "reference": {"same_as": "actor"}},
+            "workload": {"prompts": 8, "rollouts_per_prompt": 4, "prompt_tokens": 6, "response_tokens": 6},
+            "cluster": {"hardware": "h100", "nodes_per_rack": 1, "gpus_per_node": 2},
+            "settings": {"grpo": {"reward_seconds_per_sample": 0.001}},
+        }
+    )
+    planner = Planner(experiment, Registry())
+    problem = planner.problem().structures[0]
+    operators = [op.name for op in problem.rpeg.operators]
+    places = {name: on(0) if name == "actor_generation" else on(0, 2) for name in operators}
+    return planner.plan(problem, places, {})
+
+
+def overheads_s(steps: int) -> list[float]:
+    """Seconds between the ends of neighbouring nodes, in a run with all its files."""
+    from rpeg_plugin_megatron.session import MegatronSession
+    from rpeg_plugin_megatron.settings import Settings
+
+    from rpeg_core.runtime.session import RunRequest
+    from rpeg_core.runtime.trace import Ended
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        MegatronSession(grpo_plan(), Settings(export=False), worker="engine:Idle") as session,
+    ):
+        trace = session.run(RunRequest(steps=steps, output=Path(folder)))
+    ends = [record.time_s for record in trace.records if isinstance(record, Ended)]
+    return [after - before for before, after in itertools.pairwise(ends)]
+
+
+def measure_local(steps: int) -> bool:
+    """Print the overhead of a node; returns whether the target is met."""
+    found = overheads_s(steps)
+    mean_s, median_s = statistics.fmean(found), statistics.median(found)
+    print(f"{len(found)} nodes on 2 idle processes: mean {1e3 * mean_s:.2f} ms, median {1e3 * median_s:.2f} ms a node")
+    return mean_s <= OVERHEAD_S
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--local", action="store_true")
     args = parser.parse_args()
+    if args.local:
+        return 0 if measure_local(args.steps) or not args.check else 1
     print("GPUs\tnoise\tnodes/s")
     speeds = {}
     for gpus in (4, 2048):

@@ -23,11 +23,20 @@ INTRODUCTION = """\
 <!-- Made by docs/make_cli.py from the help texts in rpeg_core/cli; change those. -->
 
 Results go to stdout, progress and warnings to stderr. In a pipe tables are tab-separated and nothing is cut;
-`--json` prints one document whose first key is its schema number.
+`--json` prints one document whose first key is its schema number; of a command that ends with an error it has the
+key `error` with `code`, `what`, `facts`, `hint` and `exit_code`.
 
 | exit code | |
 |---|---|
 {codes}
+
+| environment | |
+|---|---|
+| `RPEG_DISABLE_PLUGINS` | plugins not to load: `name` or `kind:name`, separated by commas or blanks |
+| `RPEG_DEBUG` | when set, a defect of RPEG shows its traceback |
+| `NO_COLOR` | when set, no colours |
+| `XDG_CACHE_HOME` | where the measurement of the hardware profile `host` is kept, in `rpeg/`; by default `~/.cache` |
+| `NUMBA_CACHE_DIR` | where the compiled search is kept; by default beside the package, or in the user's cache |
 """
 
 MEANINGS = {
@@ -38,7 +47,9 @@ MEANINGS = {
     ExitCode.BAD_INPUT: "a file is wrong",
     ExitCode.EXECUTION_FAILED: "a run was started and failed",
     ExitCode.INTERNAL: "a defect of RPEG",
-    ExitCode.INTERRUPTED: "Ctrl-C; `rpeg plan` has written the best plan so far",
+    ExitCode.OUTPUT: "standard output is closed, or its file cannot take the result",
+    ExitCode.INTERRUPTED: "Ctrl-C; `rpeg plan` has written the best plan so far, `rpeg run` a valid trace, `rpeg profile-lengths` what it measured",
+    ExitCode.PIPE: "who read standard output stopped before its end",
 }
 
 

@@ -12,19 +12,21 @@ The text has one form::
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rpeg_core.cli.exit_codes import ExitCode
 
 __all__ = [
     "BackendError",
     "CostTermError",
+    "DataError",
     "ExecutionError",
     "ExperimentError",
     "GraphError",
     "MissingPluginError",
     "ModelConfigError",
     "NoFeasiblePlanError",
+    "OutputError",
     "PinError",
     "PlanFileError",
     "PluginError",
@@ -46,6 +48,9 @@ class RpegError(Exception):
         what: one line with the name and the value that is wrong.
         facts: one line each: where it is, what is allowed, what was compared.
         hint: the next step, or None when the facts already say it.
+
+    Attributes:
+        document: what a command that was asked for JSON has to say beside the error; not sent between processes.
     """
 
     code: str = "rpeg"
@@ -56,6 +61,7 @@ class RpegError(Exception):
         self.what = what
         self.facts = tuple(facts)
         self.hint = hint
+        self.document: Mapping[str, object] = {}
 
     def __str__(self) -> str:
         lines = [f"error[{self.code}]: {self.what}", *(f"  {fact}" for fact in self.facts)]
@@ -175,6 +181,20 @@ class TraceFileError(RpegError):
 
     code = "trace-file"
     exit_code = ExitCode.BAD_INPUT
+
+
+class DataError(RpegError):
+    """A line of a data file, prompts or preference pairs, cannot be used."""
+
+    code = "data"
+    exit_code = ExitCode.BAD_INPUT
+
+
+class OutputError(RpegError):
+    """The result of a command cannot be written to standard output."""
+
+    code = "output"
+    exit_code = ExitCode.OUTPUT
 
 
 class NoFeasiblePlanError(RpegError):

@@ -16,7 +16,14 @@ import pluggy
 if TYPE_CHECKING:
     from rpeg_core.diagnostics import Diagnostic
     from rpeg_core.planning.plan import Plan
-    from rpeg_core.records import AlgorithmTemplate, BackendSpec, CostTerm, HardwareProfile, SearchStrategy
+    from rpeg_core.records import (
+        AlgorithmTemplate,
+        BackendSpec,
+        CostTerm,
+        HardwareProfile,
+        MeasuredHardware,
+        SearchStrategy,
+    )
     from rpeg_core.runtime.trace import Trace
 
 hookspec = pluggy.HookspecMarker("rpeg")
@@ -71,12 +78,13 @@ def rpeg_algorithms() -> Iterable[AlgorithmTemplate]:
 
 
 @hookspec
-def rpeg_hardware() -> Iterable[HardwareProfile]:
+def rpeg_hardware() -> Iterable[HardwareProfile | MeasuredHardware]:
     """Offer hardware profiles: a GPU in its machine, every number with its source.
 
     Called: once per process, when a command first needs hardware. Entry-point group ``rpeg.hardware``.
 
-    Returns: one record or an iterable of records.
+    Returns: one record or an iterable of records. A ``MeasuredHardware`` stands for a profile of this machine: its
+    ``measure`` is called when a command names it, never to list it.
 
     On failure: the plugin is not used; a warning, or the error of the command when the user named it.
 
@@ -224,7 +232,7 @@ def rpeg_backends() -> Iterable[BackendSpec]:
 
     Called: once per process, when a command first needs a backend. Entry-point group ``rpeg.backends``.
     The module must not import torch or the framework itself; ``probe`` says why this machine cannot use
-    it, ``open`` imports.
+    it, ``open`` imports. What ``open`` returns keeps the contract of ``rpeg_core.runtime.session.Session``.
 
     Returns: one record or an iterable of records.
 
@@ -317,8 +325,7 @@ def rpeg_plan_ready(plan: Plan) -> None:
 def rpeg_run_started(plan: Plan) -> None:
     """Observe that a backend is about to execute a plan.
 
-    Called: once per run, when the workers are up and before the first step, for each plugin module loaded
-    until then.
+    Called: once per run, before the backend starts its workers, for each plugin module loaded until then.
 
     Returns: nothing.
 
@@ -367,9 +374,10 @@ def rpeg_step_finished(plan: Plan, step: int, metrics: Mapping[str, float]) -> N
 
 @hookspec
 def rpeg_run_finished(plan: Plan, trace: Trace) -> None:
-    """Observe the end of a run that succeeded.
+    """Observe the end of a run that did not fail.
 
-    Called: once per run, when all workers have stopped, for each plugin module loaded until then.
+    Called: once per run, when all workers have stopped, for each plugin module loaded until then; also when the user
+    stopped it early, which the last record of the trace says.
 
     Returns: nothing.
 

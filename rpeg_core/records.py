@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from rpeg_core.spec.machine import HardwareProfile
+from rpeg_core.spec.machine import HardwareProfile, MeasuredHardware
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rpeg_core.planning.problem import Problem
     from rpeg_core.planning.search import Progress, SearchBudget, SearchResult
     from rpeg_core.planning.structures import Structure
+    from rpeg_core.runtime.lengths import LengthsRequest
+    from rpeg_core.runtime.session import Session
     from rpeg_core.spec.models import ModelSpec
     from rpeg_core.spec.workload import Workload
 
@@ -27,6 +29,7 @@ __all__ = [
     "BackendSpec",
     "CostTerm",
     "HardwareProfile",
+    "MeasuredHardware",
     "MemoryKind",
     "ModelRole",
     "NoSettings",
@@ -92,7 +95,7 @@ class MemoryKind(enum.Enum):
     """When bytes are held (model.md, section 4). Core decides from the placement which ones count where."""
 
     TRAINING_STATE = "training state"  # persistent on the GPUs that train the model
-    WEIGHTS = "weights"  # persistent for frozen and shadow copies, else only while the operator runs
+    WEIGHTS = "weights"  # persistent for frozen models and with staleness, else while the operator runs
     TRANSIENT = "transient"  # only while the operator runs
 
 
@@ -156,9 +159,12 @@ class BackendSpec:
         summary: one line.
         can: subset of ``{"execute", "export"}``.
         probe: ``() -> str | None``: why this machine cannot use it, or None.
-        open: ``open(plan, settings) -> session`` for ``execute``: a context manager whose ``run(steps, progress)``
-            executes the plan's graph and returns a :class:`rpeg_core.runtime.trace.Trace`.
+        open: ``open(plan, settings) -> session`` for ``execute``: a context manager whose ``run(request)`` executes
+            the plan's graph and returns a :class:`rpeg_core.runtime.trace.Trace`; the contract is
+            :class:`rpeg_core.runtime.session.Session`.
         render: ``render(plan, settings) -> Mapping[str, str]`` for ``export``: file name to content.
+        profile: ``profile(request, settings)`` for ``rpeg profile-lengths``: generate responses and tell their lengths;
+            the contract is :class:`rpeg_core.runtime.lengths.LengthsRequest`. None when it cannot.
         settings: attrs class of its settings.
     """
 
@@ -166,6 +172,7 @@ class BackendSpec:
     summary: str
     can: frozenset[str]
     probe: Callable[[], str | None]
-    open: Callable[[Plan, Any], Any] | None = None
+    open: Callable[[Plan, Any], Session] | None = None
     render: Callable[[Plan, Any], Mapping[str, str]] | None = None
+    profile: Callable[[LengthsRequest, Any], None] | None = None
     settings: type = NoSettings

@@ -60,6 +60,7 @@ class Case:
     response_tokens: int
     memory_gb: float = HBM_GB
     racks_nodes: tuple[int, int] | None = None
+    gpus_per_node: int = 4
 
 
 def experiment(
@@ -96,7 +97,7 @@ def experiment(
                 "hardware": "gh200",
                 "racks": racks,
                 "nodes_per_rack": nodes,
-                "gpus_per_node": 4,
+                "gpus_per_node": case.gpus_per_node,
                 "memory_gb": case.memory_gb,
             },
             "structure": {"staleness": list(staleness)},

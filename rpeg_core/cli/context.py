@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rpeg_core.cli import ui
+
 if TYPE_CHECKING:
     from rpeg_core.plugins.registry import Registry
 
@@ -25,7 +27,7 @@ class CommandContext:
         if self._registry is None:
             from rpeg_core.plugins.registry import Registry
 
-            self._registry = Registry(strict=self.strict_plugins)
+            self._registry = Registry(strict=self.strict_plugins, report=ui.print_note)
         return self._registry
 
     @property

@@ -19,6 +19,9 @@ from rpeg_core.plugins.registry import Registry
 
 __all__ = ["command"]
 
+EXECUTING = "megatron"
+INSTALL_EXECUTING = "pip install 'rpeg-core[run]'"
+
 
 @attrs.frozen(kw_only=True)
 class _PluginRow:
@@ -67,6 +70,8 @@ def command(context: CommandContext, as_json: bool) -> int:
         _print_rows(_BackendRow, backends)
     if not plugins:
         ui.print_note("no plugins are installed\nhint: pip install 'rpeg-core[all]'")
+    elif EXECUTING not in {row.name for row in backends}:
+        ui.print_note(f"plans cannot be executed here: backend {EXECUTING} is not installed\nhint: {INSTALL_EXECUTING}")
     return ExitCode.PLUGIN if failed else ExitCode.DONE
 
 

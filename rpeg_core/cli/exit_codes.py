@@ -31,5 +31,11 @@ class ExitCode(enum.IntEnum):
     INTERNAL = 70
     """A defect of RPEG itself."""
 
+    OUTPUT = 74
+    """The result could not be written to standard output."""
+
     INTERRUPTED = 130
     """Ctrl-C."""
+
+    PIPE = 141
+    """Whoever read standard output stopped before its end, e.g. head."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
 import click
 
 from rpeg_core.cli import ui
@@ -13,16 +14,46 @@ from rpeg_core.cli.context import CommandContext, pass_context
 from rpeg_core.errors import UsageError
 
 if TYPE_CHECKING:
+    from rpeg_core.plugins.registry import Registry
     from rpeg_core.records import AlgorithmTemplate, HardwareProfile, ModelRole
 
 __all__ = ["command", "experiment_text"]
 
-MODEL = "meta-llama/Llama-3.1-8B"
-
 ROLLOUTS = {"grpo": 8, "dpo": 2}
 """Rollouts per prompt where an algorithm needs more than one."""
 
-GPUS = 16
+
+@attrs.frozen(kw_only=True)
+class _Scale:
+    """Sizes that make sense on a cluster, or on the cores of one machine."""
+
+    model: str
+    prompts: int
+    prompt_tokens: int
+    response_tokens: int
+    lengths: str
+    bytes_per_element: int
+    gpus: int
+
+
+CLUSTER = _Scale(
+    model="meta-llama/Llama-3.1-8B",
+    prompts=256,
+    prompt_tokens=512,
+    response_tokens=1024,
+    lengths="[[0.5, 256], [0.85, 512], [1.0, 1024]]",
+    bytes_per_element=2,
+    gpus=16,
+)
+MACHINE = _Scale(
+    model="{layers: 2, hidden: 64, heads: 4, kv_heads: 2, ffn: 128, vocab: 32}",
+    prompts=32,
+    prompt_tokens=16,
+    response_tokens=16,
+    lengths="[[0.5, 8], [1.0, 16]]",
+    bytes_per_element=4,
+    gpus=1,
+)
 
 TEXT = """\
 # An experiment for `rpeg plan`: what to train, on what, and what the search may choose.
@@ -32,18 +63,18 @@ algorithm: {algorithm}  # required; installed: {algorithms}
 
 # One entry per model of the algorithm. `config` is a public model (`rpeg show model` lists them), the path of a
 # config.json, or dimensions {{layers: 32, hidden: 4096, ...}}; `same_as` repeats another entry.
-# `head` is lm or scalar; by default what the algorithm needs.
+# `head` is lm or scalar; by default what the algorithm needs. `weights: FOLDER` names first weights for a run.
 models:  # required
 {models}
 
 workload:  # required; one RL step
-  prompts: 256  # required; prompts per step, >= 1
+  prompts: {scale.prompts}  # required; prompts per step, >= 1
   rollouts_per_prompt: {rollouts}  # responses per prompt, >= 1; default 1
-  prompt_tokens: 512  # required; mean length of a prompt
-  response_tokens: 1024  # required; mean length of a response, with response_lengths the longest
-  # response_lengths: [[0.5, 256], [0.85, 512], [1.0, 1024]]  # this share is finished after so many tokens; or a
-  #                                                            # CSV file with the columns fraction,tokens
-  bytes_per_element: 2  # 2 (BF16) or 4 (FP32)
+  prompt_tokens: {scale.prompt_tokens}  # required; mean length of a prompt
+  response_tokens: {scale.response_tokens}  # required; mean length of a response, with response_lengths the longest
+  # response_lengths: {scale.lengths}  # this share is finished after so many tokens; or a
+  #                                    # CSV file with the columns fraction,tokens
+  bytes_per_element: {scale.bytes_per_element}  # 2 (BF16, the default) or 4 (FP32, what CPU cores run)
   shared_prefix: false  # true: the rollouts of a prompt share its prefill
 
 cluster:  # required
@@ -100,6 +131,7 @@ def command(context: CommandContext, file: Path, algorithm: str, hardware: str, 
         algorithms=[loaded.name for loaded in registry.records("algorithm")],
         profiles=[loaded.name for loaded in registry.records("hardware")],
         strategies=[loaded.name for loaded in registry.records("search")],
+        scale=MACHINE if _measured(registry, hardware) else CLUSTER,
     )
     try:
         with file.open("w" if force else "x", encoding="utf-8") as target:
@@ -118,15 +150,17 @@ def experiment_text(
     algorithms: Sequence[str],
     profiles: Sequence[str],
     strategies: Sequence[str],
+    scale: _Scale = CLUSTER,
 ) -> str:
     """The commented experiment file."""
-    nodes = max(1, GPUS // profile.gpus_per_node)
+    nodes = max(1, scale.gpus // profile.gpus_per_node)
     gpus = nodes * profile.gpus_per_node
     operators = [f"{role.name}_training" for role in template.roles if role.trainable]
     return TEXT.format(
         algorithm=template.name,
         algorithms=", ".join(algorithms),
-        models="\n".join(_models(template.roles)),
+        models="\n".join(_models(template.roles, scale.model)),
+        scale=scale,
         rollouts=ROLLOUTS.get(template.name, 1),
         hardware=profile.name,
         profiles=", ".join(profiles),
@@ -145,11 +179,20 @@ def experiment_text(
     )
 
 
-def _models(roles: Sequence[ModelRole]) -> Iterator[str]:
+def _measured(registry: Registry, name: str) -> bool:
+    """Whether the profile is of this machine."""
+    from rpeg_core.records import MeasuredHardware
+
+    return any(
+        loaded.name == name and isinstance(loaded.record, MeasuredHardware) for loaded in registry.records("hardware")
+    )
+
+
+def _models(roles: Sequence[ModelRole], model: str) -> Iterator[str]:
     first: str | None = None
     for role in roles:
         same = first is not None and not role.trainable and role.head == "lm"
-        value = f"{{same_as: {first}}}" if same else f"{{config: {MODEL}}}"
+        value = f"{{same_as: {first}}}" if same else f"{{config: {model}}}"
         what = "trained" if role.trainable else "frozen"
         optional = "; may be left out where the algorithm's settings say what takes its place" if role.optional else ""
         yield f"  {role.name}: {value}  # {what}, {role.head} head{optional}"

@@ -6,8 +6,10 @@ text form of :class:`rpeg_core.errors.RpegError`.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import sys
 import traceback
 from collections.abc import Sequence
 
@@ -17,7 +19,7 @@ from rpeg_core._version import __version__
 from rpeg_core.cli import ui
 from rpeg_core.cli.context import CommandContext
 from rpeg_core.cli.exit_codes import ExitCode
-from rpeg_core.errors import MissingPluginError, PluginError, RpegError, UsageError, suggest
+from rpeg_core.errors import MissingPluginError, OutputError, PluginError, RpegError, UsageError, suggest
 
 __all__ = ["cli", "main"]
 
@@ -27,6 +29,10 @@ COMMANDS = {
     "predict": ("rpeg_core.cli.predict:command", "Time and memory of a plan that the experiment pins."),
     "explain": ("rpeg_core.cli.explain:command", "Show where the time and memory of a plan go."),
     "sweep": ("rpeg_core.cli.sweep:command", "Plan over GPU counts, hardware, batch sizes or lengths."),
+    "profile-lengths": (
+        "rpeg_core.cli.profile_lengths:command",
+        "Measure how long responses are, for workload.response_lengths.",
+    ),
     "run": ("rpeg_core.cli.run:command", "Execute a plan and compare its time with the prediction."),
     "verify": ("rpeg_core.cli.verify:command", "Check that a trace is a run of a plan."),
     "validate-model": ("rpeg_core.cli.validate_model:command", "Compare predictions with measured runs."),
@@ -98,38 +104,63 @@ def cli(ctx: click.Context) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``rpeg`` with ``argv`` (default: the arguments of this process); returns the exit code."""
+    given = sys.argv[1:] if argv is None else list(argv)
+    as_json = "--json" in given[: given.index("--") if "--" in given else None]
     context = CommandContext()
     try:
         result = cli.main(args=argv, prog_name="rpeg", standalone_mode=False, obj=context)
     except (MissingPluginError, PluginError) as error:  # it says what the warnings would
-        return _fail(error)
+        return _fail(error, as_json)
+    except OutputError as error:
+        _forget_output()
+        return _fail(error, as_json=False)
     except RpegError as error:
         _warn(context)
-        return _fail(error)
+        return _fail(error, as_json)
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else "rpeg"
         what = error.format_message().rstrip(".")
-        return _fail(UsageError(what[:1].lower() + what[1:], hint=f"{path} --help"))
+        return _fail(UsageError(what[:1].lower() + what[1:], hint=f"{path} --help"), as_json)
     except click.ClickException as error:
-        return _fail(UsageError(error.format_message()))
+        return _fail(UsageError(error.format_message()), as_json)
     except (click.Abort, KeyboardInterrupt):
         ui.print_error("interrupted")
+        _document("interrupted", "interrupted", ExitCode.INTERRUPTED, as_json)
         return ExitCode.INTERRUPTED
     except SystemExit:  # click's answer to a reader that closed the pipe early, e.g. `rpeg plan FILE | head`
-        return ExitCode.DONE
+        return ExitCode.PIPE
     except Exception as error:
         _warn(context)
         if os.environ.get("RPEG_DEBUG"):
             ui.print_note(traceback.format_exc().rstrip())
-        ui.print_error(f"error[internal]: {type(error).__name__}: {error}\nhint: set RPEG_DEBUG=1 for the traceback")
+        what = f"{type(error).__name__}: {error}"
+        ui.print_error(f"error[internal]: {what}\nhint: set RPEG_DEBUG=1 for the traceback")
+        _document("internal", what, ExitCode.INTERNAL, as_json)
         return ExitCode.INTERNAL
     _warn(context)
     return result if isinstance(result, int) else ExitCode.DONE
 
 
-def _fail(error: RpegError) -> int:
+def _fail(error: RpegError, as_json: bool) -> int:
     ui.print_error(str(error))
+    _document(error.code, error.what, error.exit_code, as_json, error)
     return error.exit_code
+
+
+def _document(code: str, what: str, exit_code: ExitCode, as_json: bool, error: RpegError | None = None) -> None:
+    """The one JSON document of a command that ended with an error, when it was asked for JSON."""
+    if not as_json:
+        return
+    facts, hint = ([], None) if error is None else (list(error.facts), error.hint)
+    found = {"code": code, "what": what, "facts": facts, "hint": hint, "exit_code": int(exit_code)}
+    with contextlib.suppress(OutputError, BrokenPipeError):  # the exit code says it all the same
+        ui.print_json({**({} if error is None else error.document), "error": found})
+
+
+def _forget_output() -> None:
+    """Let what standard output could not take go to nowhere, or else Python would try again at its end."""
+    with contextlib.suppress(OSError, AttributeError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _warn(context: CommandContext) -> None:

@@ -81,18 +81,18 @@ def command(
     except PlanFileError as error:  # the plan is shown all the same
         unsaved = error
     remarks = planning.announce(plan, registry)
-    if as_json:
-        ui.print_json(
-            {
-                "feasible": True,
-                "interrupted": stopped,
-                "plan_file": None if unsaved else str(output),
-                "diagnostics": documents.diagnostics(remarks),
-                "memory": documents.memory(winner.prediction.memory),
-                "plan": plan.document(),
-            }
-        )
-    else:
+    document = {
+        "feasible": True,
+        "interrupted": stopped,
+        "plan_file": None if unsaved else str(output),
+        "warnings": list(planner.remarks),
+        "diagnostics": documents.diagnostics(remarks),
+        "memory": documents.memory(winner.prediction.memory),
+        "plan": plan.document(),
+    }
+    if as_json and unsaved is None:
+        ui.print_json(document)
+    elif not as_json:
         planning.show_heading(plan)
         planning.show_grid(operator_table(plan.assignments, plan.prediction))
         planning.show_grid(summary.comparison(outcome, plan, planner.hardware.device.memory_bytes))
@@ -104,6 +104,7 @@ def command(
     planning.note_missing_baselines(outcome)
     planning.show_diagnostics(remarks)
     if unsaved is not None:
+        unsaved.document = document
         raise unsaved
     if stopped:
         ui.print_note(f"interrupted: {output} is the best plan so far")

@@ -60,16 +60,24 @@ def make_planner(
     *,
     seconds: float | None = None,
     evaluations: int | None = None,
+    told: set[str] | None = None,
     **search: Any,
 ) -> Planner:
     """The planner of an experiment whose ``search:`` the command line changes; None leaves a value as it is.
 
-    A budget of the command line, ``seconds`` or ``evaluations`` or both, replaces that of the file.
+    A budget of the command line, ``seconds`` or ``evaluations`` or both, replaces that of the file. What the planner
+    remarks is shown, unless it is in ``told``, which collects it: for commands that make several planners.
     """
     given = {key: value for key, value in search.items() if value is not None}
     if seconds is not None or evaluations is not None:
         given |= {"seconds": seconds, "evaluations": evaluations}
-    return Planner(attrs.evolve(experiment, search=attrs.evolve(experiment.search, **given)), registry, overrides)
+    planner = Planner(attrs.evolve(experiment, search=attrs.evolve(experiment.search, **given)), registry, overrides)
+    told = set() if told is None else told
+    for remark in planner.remarks:
+        if remark not in told:
+            ui.print_warning(remark)
+            told.add(remark)
+    return planner
 
 
 def searched(planner: Planner, problem: Problem, registry: Registry, *, verbose: bool = False) -> tuple[Outcome, bool]:
@@ -219,9 +227,10 @@ def fail_without_plan(
         NoFeasiblePlanError: always.
     """
     remedies = remedies_for(planner.experiment, registry, overrides)
+    error = no_plan(planner, outcome, remedies)
     if as_json:
-        ui.print_json({"feasible": False, "search": documents.search(outcome), **documents.remedies(remedies)})
-    raise no_plan(planner, outcome, remedies)
+        error.document = {"feasible": False, "search": documents.search(outcome), **documents.remedies(remedies)}
+    raise error
 
 
 def no_plan(planner: Planner, outcome: Outcome, remedies: Remedies) -> NoFeasiblePlanError:

@@ -75,18 +75,18 @@ def command(
     remarks = planning.announce(plan, registry)
     if output is not None:
         plan.save(output)
-    if as_json:
-        ui.print_json(
-            {
-                "feasible": fits,
-                "differences": list(subject.differences),
-                "diagnostics": documents.diagnostics(remarks),
-                "memory": documents.memory(prediction.memory),
-                "plan": plan.document(),
-                **({} if remedies is None else documents.remedies(remedies)),
-            }
-        )
-    else:
+    document = {
+        "feasible": fits,
+        "differences": list(subject.differences),
+        "warnings": list(subject.planner.remarks),
+        "diagnostics": documents.diagnostics(remarks),
+        "memory": documents.memory(prediction.memory),
+        "plan": plan.document(),
+        **({} if remedies is None else documents.remedies(remedies)),
+    }
+    if as_json and fits:
+        ui.print_json(document)
+    elif not as_json:
         planning.show_heading(plan, "fits: " if fits else "does not fit: ")
         planning.show_grid(operator_table(plan.assignments, plan.prediction))
         planning.show_memory(prediction, subject.planner)
@@ -99,7 +99,9 @@ def command(
         ui.print_warning(line)
     planning.show_diagnostics(remarks)
     if remedies is not None:
-        raise planning.too_large(subject.planner, prediction, remedies)
+        error = planning.too_large(subject.planner, prediction, remedies)
+        error.document = document
+        raise error
     if subject.interrupted:
         ui.print_note("interrupted: this is the best plan so far")
         return ExitCode.INTERRUPTED
@@ -131,6 +133,8 @@ def _recheck(path: Path, registry: Registry, overrides: Sequence[Override]) -> _
     from rpeg_core.planning.recheck import recheck
 
     checked = recheck(load_plan(path), registry, overrides)
+    for remark in checked.planner.remarks:
+        ui.print_warning(remark)
     return _Subject(
         planner=checked.planner,
         plan=checked.plan,

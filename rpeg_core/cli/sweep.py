@@ -134,18 +134,16 @@ def command(
     analysis = report.analyse(rows)
     pictures = _pictures(analysis)
     fits = any(row.found is not None for row in rows)
-    if as_json:
-        ui.print_json({"feasible": fits, "interrupted": stopped, "points": report.documents(analysis)})
-    elif rows:
+    document = {"feasible": fits, "interrupted": stopped, "points": report.documents(analysis)}
+    if rows and not as_json:
         _show(base, analysis, pictures)
-    if csv_file is not None:
-        _write(csv_file, report.csv_text(analysis))
-    if svg_file is not None and pictures:
-        from rpeg_core.report.scatter import svg
-
-        _write(svg_file, svg(pictures))
-    elif svg_file is not None:
-        ui.print_warning(f"{svg_file} was not written: a picture needs two points with a plan")
+    try:
+        _write_files(analysis, pictures, csv_file, svg_file)
+    except UsageError as error:
+        error.document = document
+        raise
+    if as_json:
+        ui.print_json(document)
     if stopped:
         ui.print_note(f"interrupted: {len(rows)} of {len(points)} points are finished")
         return ExitCode.INTERRUPTED
@@ -159,8 +157,11 @@ def _searched(
     from rpeg_core.cli import planning
     from rpeg_core.planning.sweep import Row
 
+    told: set[str] = set()
     planners = [
-        None if point.experiment is None else planning.make_planner(point.experiment, registry, overrides, **search)
+        None
+        if point.experiment is None
+        else planning.make_planner(point.experiment, registry, overrides, told=told, **search)
         for point in points
     ]
     for planner in planners:
@@ -252,6 +253,19 @@ def _check_files(csv_file: Path | None, svg_file: Path | None) -> None:
             raise UsageError(f"{option}: cannot write {path}", facts=[why])
     if svg_file is not None and importlib.util.find_spec("matplotlib") is None:
         raise UsageError("--svg needs matplotlib, which is not installed", hint="pip install 'rpeg-core[plot]'")
+
+
+def _write_files(analysis: Analysis, pictures: list[Scatter], csv_file: Path | None, svg_file: Path | None) -> None:
+    if csv_file is not None:
+        from rpeg_core.report.sweep import csv_text
+
+        _write(csv_file, csv_text(analysis))
+    if svg_file is not None and pictures:
+        from rpeg_core.report.scatter import svg
+
+        _write(svg_file, svg(pictures))
+    elif svg_file is not None:
+        ui.print_warning(f"{svg_file} was not written: a picture needs two points with a plan")
 
 
 def _write(path: Path, text: str) -> None:

@@ -16,6 +16,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from rpeg_core.errors import OutputError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -23,6 +25,8 @@ __all__ = [
     "escape",
     "has_colour",
     "is_terminal",
+    "is_terminal_for_progress",
+    "live",
     "print_error",
     "print_fields",
     "print_json",
@@ -41,7 +45,13 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 def is_terminal(stream: TextIO | None = None) -> bool:
     """Whether ``stream`` (default: stdout) is a terminal."""
-    return (stream or sys.stdout).isatty()
+    stream = sys.stdout if stream is None else stream
+    return stream is not None and stream.isatty()  # None when the descriptor was closed
+
+
+def is_terminal_for_progress() -> bool:
+    """Whether stderr is a terminal, where progress is drawn."""
+    return sys.stderr is not None and is_terminal(sys.stderr)
 
 
 def has_colour() -> bool:
@@ -97,27 +107,40 @@ def print_fields(fields: Mapping[str, object]) -> None:
 
 def print_note(text: str) -> None:
     """Something helpful on stderr."""
-    _write(sys.stderr, text)
+    _write(sys.stderr, text, result=False)
 
 
 def print_warning(text: str) -> None:
     """One line on stderr, prefixed with ``warning:``."""
-    _write(sys.stderr, f"warning: {_CONTROL.sub(' ', text)}")
+    _write(sys.stderr, f"warning: {_CONTROL.sub(' ', text)}", result=False)
 
 
 def print_error(text: str) -> None:
     """The text of an error on stderr."""
-    _write(sys.stderr, "\n".join(_CONTROL.sub(" ", line) for line in text.splitlines()))
+    _write(sys.stderr, "\n".join(_CONTROL.sub(" ", line) for line in text.splitlines()), result=False)
 
 
 @contextlib.contextmanager
 def progress(description: str) -> Iterator[Callable[[str], None]]:
     """A line on stderr, on a terminal only: ``description``, then the text given last to what is yielded."""
-    if not is_terminal(sys.stderr):
+    if not is_terminal_for_progress():
         yield lambda text: None
         return
     with _console(stderr=True).status(escape(description)) as status:
         yield lambda text: status.update(escape(f"{description}  {text}"))
+
+
+@contextlib.contextmanager
+def live() -> Iterator[Callable[[Sequence[str]], None]]:
+    """Some lines on stderr, on a terminal only, that what is yielded replaces; they are gone at the end."""
+    if not is_terminal_for_progress():
+        yield lambda lines: None
+        return
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=_console(stderr=True), transient=True, refresh_per_second=8) as shown:
+        yield lambda lines: shown.update(Text("\n".join(_CONTROL.sub(" ", line) for line in lines)))
 
 
 @functools.cache
@@ -127,9 +150,28 @@ def _console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False)
 
 
-def _write(stream: TextIO, text: str) -> None:
-    stream.write(text + "\n")
-    stream.flush()
+def _write(stream: TextIO | None, text: str, *, result: bool = True) -> None:
+    """Write a line and flush it; ``result`` is false for notes on stderr, which are lost where they cannot be written.
+
+    Raises:
+        OutputError: standard output is closed, or its file cannot take it.
+        BrokenPipeError: the reader of standard output went away.
+    """
+    if stream is None:
+        if result:
+            raise OutputError("standard output is closed")
+        return
+    try:
+        stream.write(text + "\n")
+        stream.flush()
+    except BrokenPipeError:
+        if result:
+            raise
+    except OSError as error:
+        if result:
+            raise OutputError(
+                "cannot write the result to standard output", facts=[error.strerror or str(error)]
+            ) from error
 
 
 def _is_number(value: object) -> bool:

@@ -9,6 +9,7 @@ import click
 
 from rpeg_core.cli import ui
 from rpeg_core.cli.exit_codes import ExitCode
+from rpeg_core.errors import UsageError
 
 if TYPE_CHECKING:
     from rpeg_core.runtime.verify import Verdict
@@ -19,11 +20,14 @@ UNFINISHED_SHOWN = 3
 
 
 @click.command("verify")
-@click.argument("plan", type=click.Path(path_type=Path))
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("plan", type=click.Path(path_type=Path), metavar="DIR|PLAN")
+@click.argument("trace", type=click.Path(path_type=Path), required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def command(plan: Path, trace: Path, as_json: bool) -> int:
+def command(plan: Path, trace: Path | None, as_json: bool) -> int:
     """Check that TRACE, written by rpeg run --trace, is a run of PLAN: every node once, where, when and as planned.
+
+    DIR is the folder of rpeg run --output, with both; TRACE then names another trace in it, e.g. trace.1.jsonl of a
+    run that was resumed.
 
     Prints one line and ends with 0 when it is, also for a run that was stopped early, as far as it went. Else names
     every broken rule with the lines of the trace and ends with 1. docs/verification.md explains the rules.
@@ -31,6 +35,7 @@ def command(plan: Path, trace: Path, as_json: bool) -> int:
     from rpeg_core.planning.plan import load_plan
     from rpeg_core.runtime.verify import verify_plan
 
+    plan, trace = _files(plan, trace)
     found = load_plan(plan)
     verdict = verify_plan(found, trace)
     if as_json:
@@ -42,12 +47,33 @@ def command(plan: Path, trace: Path, as_json: bool) -> int:
     return ExitCode.DONE if verdict.accepted else ExitCode.NO
 
 
+def _files(plan: Path, trace: Path | None) -> tuple[Path, Path]:
+    """The plan and the trace that are meant.
+
+    Raises:
+        UsageError: a plan without a trace.
+    """
+    from rpeg_core.runtime.session import PLAN_FILE, TRACE_FILE
+
+    if plan.is_dir():
+        inside = plan / (TRACE_FILE if trace is None else trace)
+        return plan / PLAN_FILE, trace if trace is not None and not inside.exists() else inside
+    if trace is None:
+        raise UsageError(
+            f"{plan} is no folder of a run, so its trace must be named",
+            hint=f"rpeg verify {plan} TRACE, or rpeg verify DIR after rpeg run --output DIR",
+        )
+    return plan, trace
+
+
 def _extent(verdict: Verdict) -> str:
     from rpeg_core.report import words
 
     size = f"{words.plural(verdict.nodes, 'node')}, {words.plural(verdict.lines, 'record')}"
     if verdict.stopped is None or verdict.header is None:
-        return f"{words.plural(verdict.steps_complete, 'step')}, {size}"
+        first = 0 if verdict.header is None else verdict.header.first_step
+        after = f" after the first {first}" if first else ""
+        return f"{words.plural(verdict.steps_complete - first, 'step')}{after}, {size}"
     steps = f"{verdict.steps_complete} of {words.plural(verdict.header.steps, 'step')} complete"
     shown = list(verdict.unfinished[:UNFINISHED_SHOWN])
     more = [] if len(shown) == len(verdict.unfinished) else ["others"]
@@ -71,6 +97,7 @@ def _document(verdict: Verdict) -> dict[str, Any]:
         "complete": verdict.complete,
         "stopped": verdict.stopped,
         "steps": None if verdict.header is None else verdict.header.steps,
+        "first_step": None if verdict.header is None else verdict.header.first_step,
         "steps_complete": verdict.steps_complete,
         "nodes": verdict.nodes,
         "unfinished": list(verdict.unfinished),

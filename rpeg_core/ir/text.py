@@ -65,7 +65,7 @@ def from_text(text: str) -> Rpeg:
     """The graph that :func:`to_text` printed (not checked for well-formedness).
 
     Raises:
-        GraphError: a line cannot be read; names its number.
+        GraphError: a line cannot be read, with its number; or no line names the graph.
     """
     name = ""
     models: list[Model] = []
@@ -100,6 +100,8 @@ def from_text(text: str) -> Rpeg:
                 raise ValueError(f"unknown word {word!r}")
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise GraphError(f"line {number} of the graph text cannot be read: {line!r}", facts=[str(error)]) from error
+    if not name:
+        raise GraphError("the graph text has no name", facts=["allowed: a first line `rpeg NAME`"])
     return Rpeg(
         name=name,
         models=tuple(models),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from rpeg_core.costing.book import ActiveTerm
-from rpeg_core.errors import ExperimentError, UnknownKeyError, suggest
-from rpeg_core.ir import Rpeg, to_text
+from rpeg_core.errors import ExperimentError, UnknownKeyError, UsageError, suggest
+from rpeg_core.ir import Role, Rpeg, to_text
 from rpeg_core.passes.evaluate import EvaluationOptions
 from rpeg_core.planning.assignment import ExecutionPlan
 from rpeg_core.planning.pins import Pin
@@ -19,7 +19,7 @@ from rpeg_core.planning.search import Progress, SearchBudget, SearchResult
 from rpeg_core.planning.structures import STRUCTURAL_OPTIONS, Structure, enumerate_structures
 from rpeg_core.plugins.loading import LoadedRecord
 from rpeg_core.plugins.registry import Registry
-from rpeg_core.records import AlgorithmTemplate, HardwareProfile, SearchStrategy
+from rpeg_core.records import AlgorithmTemplate, HardwareProfile, SearchStrategy, Target
 from rpeg_core.settings import Override, build_settings
 from rpeg_core.spec.experiment import Experiment
 from rpeg_core.spec.machine import DeviceSpace
@@ -29,6 +29,9 @@ __all__ = ["DEFAULT_SECONDS", "Planner"]
 
 DEFAULT_SECONDS = 10.0
 """Search budget when the experiment states none."""
+
+LONG_RESPONSE_TOKENS = 1024
+"""From this limit on a plan without response lengths is worth a warning **[choice]**; see docs/experiment-file.md."""
 
 
 class Planner:
@@ -43,6 +46,9 @@ class Planner:
         MissingPluginError, PluginError: a named plugin is not installed or not usable.
         ExperimentError, UnknownKeyError: the experiment does not fit its algorithm or hardware.
         SettingsError: a setting does not exist or has a value that is not allowed.
+
+    Attributes:
+        remarks: what the user should know about the selection, a sentence each.
     """
 
     def __init__(self, experiment: Experiment, registry: Registry, overrides: Sequence[Override] = ()) -> None:
@@ -68,7 +74,9 @@ class Planner:
             )
             for loaded in terms
         )
+        _check_terms(self.terms)
         self.models = _models(self.template, experiment)
+        self.remarks = tuple(self._remarks())
         self.options = EvaluationOptions(steps=experiment.horizon_steps, split_lengths=experiment.split_lengths)
         self._uses = [
             _use("algorithm", algorithm),
@@ -115,6 +123,7 @@ class Planner:
             PinError: a pin cannot be met.
             CostTermError: a cost term fails.
             UnknownKeyError: a pin or a setting names nothing that exists.
+            UsageError: an override does.
         """
         pins = self.experiment.pins if pins is None else pins
         graphs = [(structure, self.graph(structure)) for structure in self.structures()]
@@ -162,15 +171,20 @@ class Planner:
         )
 
     def search(self, problem: Problem, progress: Progress, strategy: str | None = None) -> SearchResult:
-        """Run a strategy with the experiment's budget."""
+        """Run a strategy with the experiment's budget.
+
+        Raises:
+            KeyboardInterrupt: cancelled by a signal while kernels are compiled, before the search.
+        """
         record, settings = self.strategy(strategy)
         choice = self.experiment.search
         seconds = choice.seconds
         if seconds is None and choice.evaluations is None:
             seconds = DEFAULT_SECONDS
-        problem.prepare()
-        if record.prepare is not None:
-            record.prepare(problem)
+        with progress.preparing():
+            problem.prepare()
+            if record.prepare is not None:
+                record.prepare(problem)
         return record.run(problem, SearchBudget(seconds=seconds, evaluations=choice.evaluations), settings, progress)
 
     def plan(
@@ -213,6 +227,25 @@ class Planner:
                 origins[override.name] = override.origin
         return build_settings(cls, values, where=f"settings.{name}", origins=origins)
 
+    def _remarks(self) -> Iterator[str]:
+        if not any(active.term.target is Target.MEMORY for active in self.terms):
+            names = ", ".join(active.term.name for active in self.terms)
+            yield f"no selected cost term prices memory ({names}): every plan counts as one that fits"
+        if not any(active.term.target is Target.TRANSFER for active in self.terms):
+            yield "no selected cost term prices transfers: they count as taking no time"
+        workload = self.experiment.workload
+        if not workload.response_lengths and workload.response_tokens >= LONG_RESPONSE_TOKENS and self._generates():
+            yield (
+                f"workload.response_lengths is missing and responses have {LONG_RESPONSE_TOKENS:,} tokens or more; all "
+                "count as equally long and none is assessed while others are decoded; see `rpeg profile-lengths`"
+            )
+
+    def _generates(self) -> bool:
+        """Whether the algorithm makes the responses itself."""
+        choices = self.experiment.structure
+        structure = Structure(staleness=(), actor_critic_sharing=choices.actor_critic_sharing == (True,))
+        return any(operator.role is Role.GENERATION for operator in self.graph(structure).operators)
+
     def _check_settings(self) -> None:
         """Settings must name a record that exists; those of records that are installed but unused are harmless."""
         asked: dict[str, str | None] = dict.fromkeys(self.experiment.settings)
@@ -222,14 +255,10 @@ class Planner:
             kinds = ("algorithm", "cost", "search", "backend")
             known = sorted({record.name for kind in kinds for record in self._registry.records(kind)})
             if name not in known:
-                raise UnknownKeyError(
-                    f"settings.{name} names no plugin",
-                    facts=[
-                        *([] if asked[name] is None else [f"from: {asked[name]}"]),
-                        f"allowed: {', '.join(known)}",
-                    ],
-                    hint=suggest(name, known),
-                )
+                origin, allowed, hint = asked[name], [f"allowed: {', '.join(known)}"], suggest(name, known)
+                if origin is not None:
+                    raise UsageError(f"{origin} names no plugin", facts=allowed, hint=hint)
+                raise UnknownKeyError(f"settings.{name} names no plugin", facts=allowed, hint=hint)
 
     def _check_pins(self, pins: Mapping[str, Pin], graphs: Sequence[Rpeg]) -> None:
         names = [{op.name for op in graph.operators} for graph in graphs]
@@ -260,6 +289,20 @@ def _hardware(profile: HardwareProfile, experiment: Experiment) -> HardwareProfi
     return attrs.evolve(profile, device=device)
 
 
+def _check_terms(terms: Sequence[ActiveTerm]) -> None:
+    """Two models that price the same are alternatives; their sum means nothing."""
+    first: dict[tuple[Target, str], str] = {}
+    for active in terms:
+        term = active.term
+        other = first.setdefault((term.target, term.quantity), term.name)
+        if other.partition(".")[0] != term.name.partition(".")[0]:
+            raise ExperimentError(
+                f"costs counts {term.quantity} twice",
+                facts=[f"{other} and {term.name} are both selected"],
+                hint=f"name one of {other.partition('.')[0]} and {term.name.partition('.')[0]}, or single terms",
+            )
+
+
 def _models(template: AlgorithmTemplate, experiment: Experiment) -> dict[str, ModelSpec]:
     roles = {role.name: role for role in template.roles}
     for name in experiment.models:
@@ -268,6 +311,12 @@ def _models(template: AlgorithmTemplate, experiment: Experiment) -> dict[str, Mo
                 f"models.{name} is no model of algorithm {template.name!r}",
                 facts=[f"allowed: {', '.join(roles)}"],
                 hint=suggest(name, roles),
+            )
+    for name in experiment.heads_given:
+        if roles[name].head == Head.LM.value and experiment.models[name].head is not Head.LM:
+            raise ExperimentError(
+                f"models.{name}.head is {experiment.models[name].head.value!r}",
+                facts=[f"allowed: lm; algorithm {template.name!r} needs the probabilities of its tokens"],
             )
     missing = [role.name for role in template.roles if not role.optional and role.name not in experiment.models]
     if missing:

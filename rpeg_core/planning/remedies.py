@@ -109,7 +109,7 @@ def _kinds(experiment: Experiment, make: Make, deadline: float) -> Iterator[tupl
     yield "structure.staleness", _synchronous(experiment)
     yield "structure.actor_critic_sharing", _sharing(experiment, make)
     yield "cluster.memory_gb", _memory(experiment, make, deadline)
-    yield "workload.prompts", _prompts(experiment)
+    yield "workload.prompts", _prompts(experiment, make(experiment).machine.gpus)
     yield "cluster.racks" if experiment.cluster.racks > 1 else "cluster.nodes_per_rack", _nodes(experiment)
 
 
@@ -159,18 +159,34 @@ def _memory(experiment: Experiment, make: Make, deadline: float) -> Iterator[_Ch
         )
 
 
-def _prompts(experiment: Experiment) -> Iterator[_Change]:
+def _prompts(experiment: Experiment, gpus: int) -> Iterator[_Change]:
+    """Close numbers that more data-parallel degrees divide (rule P3), then half of one that all do, a quarter, ..."""
     workload = experiment.workload
-    prompts = workload.prompts
-    while prompts > 1:
-        prompts //= 2
+    present, close = workload.prompts, _divisible(workload.prompts, gpus)
+    power = 1 << max(0, min(present, gpus).bit_length() - 1)
+    halved = max(power, round(present / power) * power)
+    smaller = []
+    while halved > 1:
+        halved //= 2
+        smaller.append(halved)
+    for prompts in (*close, *smaller):
         yield _Change(
             key="workload.prompts",
             value=str(prompts),
-            instead_of=str(workload.prompts),
-            extent=1 - prompts / workload.prompts,
+            instead_of=str(present),
+            extent=abs(1 - prompts / present),
             experiment=attrs.evolve(experiment, workload=attrs.evolve(workload, prompts=prompts)),
         )
+
+
+def _divisible(prompts: int, gpus: int) -> list[int]:
+    """The multiples below and above ``prompts`` of each power of two up to ``gpus`` that does not divide it.
+
+    The closest come first, of two as close the one that a larger power divides.
+    """
+    powers = [1 << exponent for exponent in range(1, gpus.bit_length()) if prompts % (1 << exponent)]
+    near = {multiple * power for power in powers for multiple in (prompts // power, -(-prompts // power))}
+    return sorted(near - {0}, key=lambda value: (abs(value - prompts), -(value & -value)))
 
 
 def _nodes(experiment: Experiment) -> Iterator[_Change]:

@@ -19,6 +19,7 @@ class PluginKind:
         group: the entry-point group.
         hook: the hook that returns its records.
         record: the class of its records, in :mod:`rpeg_core.records`.
+        also: another class that they may be of.
     """
 
     name: str
@@ -26,6 +27,12 @@ class PluginKind:
     group: str
     hook: str
     record: str
+    also: str | None = None
+
+    @property
+    def records(self) -> tuple[str, ...]:
+        """The names of all classes that a record may be of."""
+        return (self.record,) if self.also is None else (self.record, self.also)
 
 
 ALGORITHM = PluginKind(
@@ -41,6 +48,7 @@ HARDWARE = PluginKind(
     group="rpeg.hardware",
     hook="rpeg_hardware",
     record="HardwareProfile",
+    also="MeasuredHardware",
 )
 COST = PluginKind(
     name="cost",

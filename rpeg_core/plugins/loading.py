@@ -20,8 +20,8 @@ import rpeg_core.records
 from rpeg_core import hookspecs
 from rpeg_core.errors import suggest
 from rpeg_core.plugins.discovery import PluginInfo, Status
-from rpeg_core.plugins.kinds import ALGORITHM, BACKEND, COST, SEARCH, PluginKind
-from rpeg_core.records import MemoryKind, NoSettings, Target
+from rpeg_core.plugins.kinds import ALGORITHM, BACKEND, COST, HARDWARE, SEARCH, PluginKind
+from rpeg_core.records import HardwareProfile, MeasuredHardware, MemoryKind, NoSettings, Target
 from rpeg_core.settings import check_settings_class
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "call_hook",
     "check_record",
     "load_plugin",
+    "measured",
     "new_manager",
 ]
 
@@ -138,6 +139,23 @@ def call_hook(manager: pluggy.PluginManager, module: object, hook: str, **argume
     )
 
 
+def measured(loaded: LoadedRecord, report: Callable[[str], None]) -> LoadedRecord:
+    """The profile of a :class:`MeasuredHardware`, measured or found where it was kept; any other record as it is.
+
+    Raises:
+        BrokenPluginError: measuring failed, or gave something else than a profile of that name.
+    """
+    record = loaded.record
+    if not isinstance(record, MeasuredHardware):
+        return loaded
+    profile = _guarded(lambda: record.measure(report), Status.INVALID, prefix=f"measuring {record.name} failed: ")
+    if not isinstance(profile, HardwareProfile) or profile.name != record.name:
+        found = profile.name if isinstance(profile, HardwareProfile) else type(profile).__name__
+        message = f"measuring {record.name} gave {found}; it must give the HardwareProfile of that name"
+        raise BrokenPluginError(Status.INVALID, message)
+    return attrs.evolve(loaded, record=profile)
+
+
 def _one_or_many(result: object) -> list[object]:
     if isinstance(result, Iterable) and not isinstance(result, str | bytes):
         return list(result)
@@ -202,10 +220,11 @@ def _check_records(kind: PluginKind, records: Iterable[Any]) -> None:
 
 def check_record(kind: PluginKind, record: Any) -> tuple[str, ...]:
     """The reasons why ``record`` cannot be used; empty when it can."""
-    expected = getattr(rpeg_core.records, kind.record)
+    expected = tuple(getattr(rpeg_core.records, name) for name in kind.records)
     if not isinstance(record, expected):
-        return (f"{kind.hook}() returned {type(record).__name__}; it must return {kind.record} records",)
-    label = f"{kind.record} {record.name!r}"
+        returned = type(record).__name__
+        return (f"{kind.hook}() returned {returned}; it must return {' or '.join(kind.records)} records",)
+    label = f"{type(record).__name__} {record.name!r}"
     problems = []
     if not isinstance(record.name, str) or not _NAME.fullmatch(record.name):
         problems.append(f"{label}: name must be lower-case letters, digits, '.', '_' and '-'")
@@ -229,6 +248,11 @@ def _check_algorithm(record: Any) -> Iterable[str]:
         yield "two roles have the same name"
     if not any(role.trainable for role in record.roles):
         yield "no role is trainable"
+
+
+def _check_hardware(record: Any) -> Iterable[str]:
+    if isinstance(record, MeasuredHardware) and not callable(record.measure):
+        yield "measure must be callable"
 
 
 def _check_cost_term(record: Any) -> Iterable[str]:
@@ -262,6 +286,7 @@ def _check_backend(record: Any) -> Iterable[str]:
 
 _FURTHER_CHECKS: dict[str, Callable[[Any], Iterable[str]]] = {
     ALGORITHM.name: _check_algorithm,
+    HARDWARE.name: _check_hardware,
     COST.name: _check_cost_term,
     SEARCH.name: _check_strategy,
     BACKEND.name: _check_backend,

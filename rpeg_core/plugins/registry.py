@@ -11,7 +11,7 @@ import difflib
 import importlib.metadata
 import itertools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 
@@ -27,13 +27,14 @@ from rpeg_core.plugins.discovery import (
     installed_entry_points,
     parse_disabled,
 )
-from rpeg_core.plugins.kinds import COST, KINDS, PluginKind, kind_named
+from rpeg_core.plugins.kinds import COST, HARDWARE, KINDS, PluginKind, kind_named
 from rpeg_core.plugins.loading import (
     BrokenPluginError,
     LoadedPlugin,
     LoadedRecord,
     call_hook,
     load_plugin,
+    measured,
     new_manager,
 )
 
@@ -57,6 +58,7 @@ class Registry:
         disabled: plugins not to load, ``name`` or ``kind:name``; by default ``RPEG_DISABLE_PLUGINS``.
         strict: make every plugin that fails an error.
         entry_points: entry-point group to entry points; by default those of the running environment.
+        report: told in one line what a plugin does that takes its time, e.g. measuring this machine.
     """
 
     def __init__(
@@ -65,10 +67,12 @@ class Registry:
         disabled: frozenset[str] | None = None,
         strict: bool = False,
         entry_points: EntryPointSource = installed_entry_points,
+        report: Callable[[str], None] | None = None,
     ) -> None:
         if disabled is None:
             disabled = parse_disabled(os.environ.get(DISABLE_VARIABLE, ""))
-        self._strict = strict
+        self._strict, self._report = strict, report or _ignore
+        self._measured: dict[str, LoadedRecord] = {}
         self._manager = new_manager()
         self._infos = discover(entry_points=entry_points, disabled=disabled)
         self._loaded: dict[str, tuple[LoadedPlugin, ...]] = {}
@@ -102,21 +106,32 @@ class Registry:
         self._plugins_of(kind_named(kind))
 
     def records(self, kind: str) -> tuple[LoadedRecord, ...]:
-        """All usable records of a kind, sorted by name."""
+        """All usable records of a kind, sorted by name; hardware that is to be measured is not measured here."""
         found = [record for plugin in self._plugins_of(kind_named(kind)) for record in plugin.records]
         return tuple(sorted(found, key=lambda record: record.name))
 
     def get(self, kind: str, name: str) -> LoadedRecord:
-        """The record of that name.
+        """The record of that name; of hardware its profile, measured now if it has to be.
 
         Raises:
-            PluginError: a plugin that would offer it is disabled, incompatible, broken or a duplicate.
+            PluginError: a plugin that would offer it is disabled, incompatible, broken or a duplicate, or measuring
+                failed.
             MissingPluginError: no installed plugin offers it.
         """
         for record in self.records(kind):
             if record.name == name:
-                return record
+                return record if kind_named(kind) is not HARDWARE else self._profile(record)
         raise self._not_found(kind_named(kind), name)
+
+    def _profile(self, record: LoadedRecord) -> LoadedRecord:
+        if record.name not in self._measured:
+            try:
+                self._measured[record.name] = measured(record, self._report)
+            except BrokenPluginError as broken:
+                (info,) = (info for info in self.plugins() if info.key == record.plugin)
+                failed = attrs.evolve(info, status=broken.status, message=str(broken))
+                raise _plugin_error(f"hardware {record.name!r} cannot be used", failed) from broken
+        return self._measured[record.name]
 
     def cost_terms(self, selection: Sequence[str]) -> tuple[LoadedRecord, ...]:
         """The terms that ``selection`` names, each once, in the order of the selection, then by name.
@@ -210,6 +225,10 @@ class Registry:
             ],
             hint=suggest(name, offered) or f"pip install {_distribution_for(name)}",
         )
+
+
+def _ignore(text: str) -> None:
+    """Nobody wants to know."""
 
 
 def _labels(kind: PluginKind, name: str) -> set[str]:

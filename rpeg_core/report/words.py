@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["bar", "count", "gigabytes", "listing", "percent", "plural", "seconds", "size", "times", "tokens_per_s"]
+__all__ = [
+    "bar",
+    "count",
+    "duration",
+    "gigabytes",
+    "listing",
+    "percent",
+    "plural",
+    "seconds",
+    "size",
+    "times",
+    "tokens_per_s",
+]
 
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
@@ -16,6 +28,13 @@ def seconds(value: float) -> str:
         if value >= unit * 0.9995:
             return f"{_three(value / unit)} {name}"
     return "0 s" if value == 0 else f"{_three(value / 1e-6)} µs"
+
+
+def duration(value: float) -> str:
+    """``0:07``, ``12:34``, ``1:02:03``: whole seconds as a clock shows them."""
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def size(value: float) -> str:
@@ -40,8 +59,8 @@ def percent(share: float) -> str:
 
 
 def times(ratio: float) -> str:
-    """``×1.30``."""
-    return f"×{ratio:.2f}"
+    """``×1.30``; two significant digits of what is below a tenth: ``×0.0041``."""
+    return f"×{ratio:.2g}" if 0 < ratio < 0.0995 else f"×{ratio:.2f}"
 
 
 def count(value: int) -> str:

@@ -12,7 +12,15 @@ that an operator that waits for nothing cannot run away from its consumers. What
 of steps (:attr:`Engine.counters`); a step is forgotten once it and all before it are done.
 
 Artifacts. What a node made is released when its last reader is done, at once when nothing reads it. The weights that
-the last step's training made are the result of the run and never released.
+the last step's training made are the result of the run and never released. A run that pauses for checkpoints, or began
+at one, can be continued with more steps: it keeps what later steps would read, and releases the rest of that last.
+
+Pauses. With ``pause_every`` no node of step N, 2N, ... is opened until everything before is done; the engine then
+says :class:`Pause`, nothing runs, and what is live (:attr:`Engine.live`) is all that the steps to come need. It goes on
+with :class:`Proceed`. It pauses at the end of the run too. A run that starts at ``first_step`` takes all earlier steps
+as done and their artifacts, those that are live at a pause there, as made.
+
+Cancelling. After :class:`Cancel` nothing is dispatched; the run stops when the running nodes are done.
 
 The cost of an event is O(log n) in the nodes that wait for a GPU, whatever the number of GPUs: GPUs between
 neighbouring ends of allocations are one segment; a blocked node waits in the queue of one busy segment of those it
@@ -29,9 +37,21 @@ import attrs
 
 from rpeg_core.errors import ExecutionError
 from rpeg_core.ir import Role
-from rpeg_core.passes.lower import Node, NodeKind
+from rpeg_core.passes.lower import NodeKind
 from rpeg_core.passes.schedule import Segments, reserved
-from rpeg_core.runtime.protocol import Dispatch, Event, Instruction, NodeFinished, Release, Stop, WorkerLost
+from rpeg_core.runtime.protocol import (
+    Artifact,
+    Cancel,
+    Dispatch,
+    Event,
+    Instruction,
+    NodeFinished,
+    Pause,
+    Proceed,
+    Release,
+    Stop,
+    WorkerLost,
+)
 from rpeg_core.runtime.window import StepShape, Window
 from rpeg_core.spec.machine import Allocation
 
@@ -91,23 +111,42 @@ class Engine:
 
     Args:
         window: the executable graph.
-        steps: RL steps to run, at least 1.
+        steps: the run ends when steps ``0 .. steps - 1`` are done; more than ``first_step``.
+        first_step: all steps before it were done by an earlier run.
+        pause_every: pause where that many steps, or a multiple, are done, and at the end; None for no pauses.
         depth: steps in progress at once, ``window.depth`` by default; at least 1.
         limit_s: a node that runs longer ends the run when the next tick says so; None for no limit.
     """
 
-    def __init__(self, window: Window, steps: int, *, depth: int | None = None, limit_s: float | None = None) -> None:
-        if steps < 1 or (depth is not None and depth < 1):
-            raise ValueError(f"steps is {steps} and depth {depth}; allowed: at least 1")
+    def __init__(
+        self,
+        window: Window,
+        steps: int,
+        *,
+        first_step: int = 0,
+        pause_every: int | None = None,
+        depth: int | None = None,
+        limit_s: float | None = None,
+    ) -> None:
+        for name, value in (("steps", steps), ("pause_every", pause_every), ("depth", depth)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; allowed: at least 1")
+        if not 0 <= first_step < steps:
+            raise ValueError(f"first_step is {first_step} of {steps} steps; allowed: 0 to {steps - 1}")
         self._window, self._steps, self._limit_s = window, steps, limit_s
         self._depth = window.depth if depth is None else depth
+        self._first, self._pause_every = first_step, pause_every
+        self._goes_on = pause_every is not None or first_step > 0  # another run may follow and read what is left
+        self._gate = self._next_gate(first_step)  # steps from here on are not opened
+        self._paused: int | None = None
+        self._cancelled: str | None = None
         shapes = [window.shape(step) for step in range(window.steady_step + 1)]
         ends = [a for shape in shapes for node in shape.nodes for a in reserved(node, reserve_source=True)]
         self._segments = Segments.of(ends, max(a.stop for a in ends))
         self._places = [_Places.of(shape, self._segments) for shape in shapes]
         self._free = (1 << self._segments.count) - 1
         self._open: dict[int, _OpenStep] = {}
-        self._oldest = self._next = 0
+        self._oldest = self._next = first_step
         # heaps of (step that made what is carried, rank, step, position): ready and not looked at yet, and held up
         self._new: list[tuple[int, int, int, int]] = []
         self._blocked: list[list[tuple[int, int, int, int]]] = [[] for _ in range(self._segments.count)]
@@ -139,6 +178,11 @@ class Engine:
         return self._oldest
 
     @property
+    def live(self) -> tuple[Artifact, ...]:
+        """What was made, or is there from the start, and still has a reader to come; in a fixed order."""
+        return tuple(self._window.artifact(*key) for key in sorted(self._unread))
+
+    @property
     def stopped(self) -> bool:
         """Whether :class:`Stop` was given; the engine ignores what comes after."""
         return self._stopped
@@ -148,12 +192,7 @@ class Engine:
         if self._started:
             raise ExecutionError("the engine was started twice")
         self._started = True
-        for step in range(min(self._steps, self._window.steady_step)):
-            for reads in self._window.shape(step).reads:
-                for _, position, container in reads:
-                    if position < 0:
-                        key = (-1, position, container)
-                        self._unread[key] = self._unread.get(key, 0) + 1
+        self._take_over()
         self._open_steps(time_s)
         return self._dispatch_all(time_s, [])
 
@@ -161,7 +200,7 @@ class Engine:
         """What to do about events that became known at one time.
 
         Raises:
-            ExecutionError: a node is reported finished that does not run.
+            ExecutionError: a node is reported finished that does not run, or the engine shall go on but is not paused.
         """
         out: list[Instruction] = []
         for event in events:
@@ -171,6 +210,10 @@ class Engine:
                 self._finish(event, out)
             elif isinstance(event, WorkerLost):
                 self._lose(event, out)
+            elif isinstance(event, Cancel):
+                self._cancelled = event.reason
+            elif isinstance(event, Proceed):
+                self._proceed(event, out)
             else:
                 self._check_limit(event.time_s, out)
         return out if self._stopped or not events else self._dispatch_all(events[-1].time_s, out)
@@ -201,8 +244,41 @@ class Engine:
 
     # Steps
 
+    def _next_gate(self, done: int) -> int:
+        """The next step boundary to pause at after ``done`` steps, or the end of the run."""
+        every = self._pause_every
+        return self._steps if every is None else min(self._steps, (done // every + 1) * every)
+
+    def _take_over(self) -> None:
+        """Count the readers to come of what was there before the first step: initial weights, earlier steps' work."""
+        first, steady = self._first, self._window.steady_step
+        last = steady if self._goes_on else min(self._steps, steady)
+        for step in range(first, last):
+            for reads in self._window.shape(step).reads:
+                for _, position, container in reads:
+                    if position < 0:
+                        key = (-1, position, container)
+                        self._unread[key] = self._unread.get(key, 0) + 1
+        for step in range(max(0, first - steady), first):  # no edge spans more steps
+            shape = self._window.shape(step)
+            for position, (made, by_container) in enumerate(zip(shape.writes, shape.readers, strict=True)):
+                for container, readers in zip(made, by_container, strict=True):
+                    count = sum(1 for ahead, _ in readers if step + ahead >= first)
+                    if count:
+                        self._unread[step, position, container] = count
+
+    def _proceed(self, event: Proceed, out: list[Instruction]) -> None:
+        if self._paused is None:
+            raise ExecutionError("the engine shall go on, but it is not paused")
+        self._paused = None
+        self._gate = self._next_gate(self._oldest)
+        if self._oldest == self._steps:
+            self._complete(out)
+        else:
+            self._open_steps(event.time_s)
+
     def _open_steps(self, time_s: float) -> None:
-        while self._next < min(self._steps, self._oldest + self._depth):
+        while self._next < min(self._gate, self._oldest + self._depth):
             step = self._next
             shape = self._window.shape(step)
             count = len(shape.nodes)
@@ -235,6 +311,12 @@ class Engine:
 
     def _dispatch_all(self, time_s: float, out: list[Instruction]) -> list[Instruction]:
         """Dispatch what can run: best first among the new nodes and those that waited for a segment now free."""
+        if self._cancelled is not None:
+            if self._oldest == self._steps and not self._stopped:  # paused at the end
+                self._complete(out)
+            elif not self._running and not self._stopped:
+                self._stop(Stop(self._cancelled, failed=False), out)
+            return out
         queues = [(-1, self._new), *((segment, self._blocked[segment]) for segment in sorted(self._freed))]
         self._freed.clear()
         heads = [(queue[0], segment, queue) for segment, queue in queues if queue]
@@ -256,7 +338,7 @@ class Engine:
                 heapq.heappush(self._blocked[busy.bit_length() - 1], candidate)
             else:
                 out.append(self._dispatch(step, opened, position, time_s))
-        if not self._running and not self._stopped:
+        if not self._running and not self._stopped and self._paused is None:
             first = min(self._open)
             stuck = self._open[first].state.index(_WAITING)
             raise ExecutionError("no node can run", facts=self.story(self._window.index(first, stuck)))
@@ -302,8 +384,11 @@ class Engine:
             del self._open[self._oldest]
             self._oldest += 1
         self._open_steps(event.time_s)
-        if self._oldest == self._steps:
-            self._stop(Stop(f"all {self._steps} steps are done", failed=False), out)
+        if self._oldest == self._gate and self._pause_every is not None:
+            self._paused = self._oldest
+            out.append(Pause(self._oldest))
+        elif self._oldest == self._steps:
+            self._complete(out)
 
     # Artifacts
 
@@ -318,19 +403,29 @@ class Engine:
     def _produce(self, step: int, shape: StepShape, position: int, out: list[Instruction]) -> None:
         for container, readers in zip(shape.writes[position], shape.readers[position], strict=True):
             count = len(readers)
-            if step + self._window.steady_step >= self._steps:  # the last steps have fewer readers
-                count = sum(1 for ahead, _ in readers if step + ahead < self._steps)
-                if step == self._steps - 1 and self._trains(shape.nodes[position]):
-                    count += 1  # the result of the run
+            if step + self._window.steady_step >= self._steps:  # the last steps
+                if not self._goes_on:
+                    count = sum(1 for ahead, _ in readers if step + ahead < self._steps)
+                count += self._is_result(step, position)
             if count:
                 self._unread[step, position, container] = count
             else:
                 out.append(Release(self._window.artifact(step, position, container)))
 
-    def _trains(self, node: Node) -> bool:
+    def _is_result(self, step: int, position: int) -> bool:
+        """Whether the node trains in the last step, so that its weights are the result of the run."""
+        if step != self._steps - 1 or position < 0:
+            return False
+        node = self._window.shape(step).nodes[position]
         return node.kind is NodeKind.OP and self._window.rpeg.operator(node.operator).role is Role.TRAINING
 
     # Ends
+
+    def _complete(self, out: list[Instruction]) -> None:
+        for key in sorted(key for key in self._unread if not self._is_result(*key[:2])):
+            del self._unread[key]
+            out.append(Release(self._window.artifact(*key)))
+        self._stop(Stop(f"all {self._steps} steps are done", failed=False), out)
 
     def _stop(self, stop: Stop, out: list[Instruction]) -> None:
         self._stopped = True

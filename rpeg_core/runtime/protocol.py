@@ -12,7 +12,20 @@ from rpeg_core.passes.lower import Node
 from rpeg_core.planning.assignment import Layout
 from rpeg_core.spec.machine import Allocation
 
-__all__ = ["Artifact", "Dispatch", "Event", "Instruction", "NodeFinished", "Release", "Stop", "Tick", "WorkerLost"]
+__all__ = [
+    "Artifact",
+    "Cancel",
+    "Dispatch",
+    "Event",
+    "Instruction",
+    "NodeFinished",
+    "Pause",
+    "Proceed",
+    "Release",
+    "Stop",
+    "Tick",
+    "WorkerLost",
+]
 
 
 @attrs.frozen
@@ -57,6 +70,21 @@ class Tick:
 
 
 @attrs.frozen
+class Cancel:
+    """The user wants the run to end: nothing more is dispatched, what runs finishes, then it stops."""
+
+    reason: str
+    time_s: float
+
+
+@attrs.frozen
+class Proceed:
+    """The controller has done what it paused for."""
+
+    time_s: float
+
+
+@attrs.frozen
 class Dispatch:
     """Run a node on all GPUs of ``held``, which it has to itself until it is reported finished.
 
@@ -81,13 +109,23 @@ class Release:
 
 
 @attrs.frozen
+class Pause:
+    """All of steps ``0 .. step - 1`` is done and nothing runs, until :class:`Proceed`: time for a checkpoint."""
+
+    step: int
+
+
+@attrs.frozen
 class Stop:
-    """The run is over: every step is done, or ``failed``. ``facts`` are one line each, as in an RpegError."""
+    """The run is over: every step is done, it was cancelled, or it ``failed``.
+
+    ``facts`` are one line each, as in an RpegError.
+    """
 
     reason: str
     failed: bool
     facts: tuple[str, ...] = ()
 
 
-Event = NodeFinished | WorkerLost | Tick
-Instruction = Dispatch | Release | Stop
+Event = NodeFinished | WorkerLost | Tick | Cancel | Proceed
+Instruction = Dispatch | Release | Pause | Stop

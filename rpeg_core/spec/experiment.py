@@ -6,21 +6,21 @@ Every error names the key path, what was found, and what is allowed. :meth:`Expe
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
-import yaml
 
-from rpeg_core.errors import ExperimentError, UnknownKeyError, suggest
+from rpeg_core.errors import ExperimentError
 from rpeg_core.passes.score import Objective
 from rpeg_core.planning.pins import Pin, parse_gpus
 from rpeg_core.planning.structures import StructureChoices
-from rpeg_core.spec.models import Head, ModelSpec
-from rpeg_core.spec.public_models import load_model
-from rpeg_core.spec.workload import LengthQuantile, Workload
+from rpeg_core.spec.lengths import read_lengths
+from rpeg_core.spec.models import ModelSpec
+from rpeg_core.spec.roles import read_roles
+from rpeg_core.spec.sections import Section, read_yaml
+from rpeg_core.spec.workload import Workload
 
 __all__ = ["Cluster", "Experiment", "SearchChoice", "load_experiment", "parse_experiment"]
 
@@ -68,6 +68,8 @@ class Experiment:
         pins: operator -> what the user fixes.
         costs: cost models or terms, None for the hardware profile's default.
         settings: plugin record -> values.
+        weights: role -> absolute path of the folder with its first weights; a role that is not here has none.
+        same_as: role -> the role whose architecture, and weights unless it has its own, it repeats.
     """
 
     algorithm: str
@@ -83,15 +85,20 @@ class Experiment:
     pins: Mapping[str, Pin]
     costs: tuple[str, ...] | None
     settings: Mapping[str, Mapping[str, Any]]
+    weights: Mapping[str, str] = attrs.field(factory=dict)
+    same_as: Mapping[str, str] = attrs.field(factory=dict)
 
     def document(self) -> dict[str, Any]:
         """The resolved experiment as a JSON-ready mapping that :func:`parse_experiment` reads."""
+        lengths = [[q.fraction, q.tokens] for q in self.workload.response_lengths]
         return {
             "algorithm": self.algorithm,
             "models": {
                 role: {
+                    **({"same_as": self.same_as[role]} if role in self.same_as else {}),
                     "spec": spec.to_dict(),
                     **({"head": spec.head.value} if role in self.heads_given else {}),
+                    **({"weights": self.weights[role]} if role in self.weights else {}),
                 }
                 for role, spec in self.models.items()
             },
@@ -100,7 +107,7 @@ class Experiment:
                 "rollouts_per_prompt": self.workload.rollouts_per_prompt,
                 "prompt_tokens": self.workload.prompt_tokens,
                 "response_tokens": self.workload.response_tokens,
-                "response_lengths": [[q.fraction, q.tokens] for q in self.workload.response_lengths],
+                **({"response_lengths": lengths} if lengths else {}),
                 "bytes_per_element": self.workload.bytes_per_element,
                 "shared_prefix": self.workload.shared_prefix,
             },
@@ -128,33 +135,12 @@ def load_experiment(path: Path | str) -> Experiment:
         ModelConfigError, UnknownModelError: a model cannot be resolved.
     """
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ExperimentError(
-            f"cannot read {path}",
-            facts=[getattr(error, "strerror", None) or str(error)],
-            hint="`rpeg init` writes a commented experiment file",
-        ) from error
-    try:
-        document = yaml.safe_load(text)
-    except RecursionError:
-        raise ExperimentError(f"{path} is nested too deeply") from None
-    except yaml.YAMLError as error:
-        raise ExperimentError(f"{path} is not valid YAML", facts=[_yaml_problem(error)]) from error
-    return parse_experiment(document, base_dir=path.parent)
-
-
-def _yaml_problem(error: yaml.YAMLError) -> str:
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    if mark is None or problem is None:
-        return " ".join(str(error).split())
-    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
+    return parse_experiment(read_yaml(path), base_dir=path.parent)
 
 
 def parse_experiment(document: object, *, base_dir: Path = Path()) -> Experiment:
     """An experiment from a mapping; relative paths are taken from ``base_dir``. Raises as :func:`load_experiment`."""
-    root = _Section(document, "")
+    root = Section(document, "")
     root.only(
         "algorithm",
         "models",
@@ -167,7 +153,7 @@ def parse_experiment(document: object, *, base_dir: Path = Path()) -> Experiment
         "costs",
         "settings",
     )
-    models, heads_given = _models(root.section("models"), base_dir)
+    roles = read_roles(root.section("models"), base_dir)
     objective = root.section("objective", optional=True)
     objective.only("kind", "max_throughput_loss", "horizon_steps", "split_lengths")
     costs = root.get("costs")
@@ -176,8 +162,10 @@ def parse_experiment(document: object, *, base_dir: Path = Path()) -> Experiment
     settings = root.section("settings", optional=True)
     return Experiment(
         algorithm=root.text("algorithm"),
-        models=models,
-        heads_given=heads_given,
+        models={name: role.spec for name, role in roles.items()},
+        heads_given=frozenset(name for name, role in roles.items() if role.head_given),
+        weights={name: role.weights for name, role in roles.items() if role.weights is not None},
+        same_as={name: role.same_as for name, role in roles.items() if role.same_as is not None},
         workload=_workload(root.section("workload"), base_dir),
         cluster=_cluster(root.section("cluster")),
         structure=_structure(root.section("structure", optional=True)),
@@ -194,44 +182,7 @@ def parse_experiment(document: object, *, base_dir: Path = Path()) -> Experiment
     )
 
 
-def _models(section: _Section, base_dir: Path) -> tuple[dict[str, ModelSpec], frozenset[str]]:
-    found: dict[str, ModelSpec] = {}
-    heads: set[str] = set()
-    pending = dict.fromkeys(section.values)
-    for role in [*pending, *pending]:  # a second round resolves same_as that points forward
-        entry = section.section(role)
-        entry.only("config", "same_as", "head", "spec")
-        given = [key for key in ("config", "same_as", "spec") if entry.get(key) is not None]
-        if len(given) != 1:
-            raise ExperimentError(
-                f"{entry.path} has {', '.join(given) or 'no architecture'}",
-                facts=[
-                    "allowed: exactly one of config (a public name, a path or dimensions) and same_as (another role)"
-                ],
-            )
-        if given == ["same_as"]:
-            target = entry.text("same_as")
-            if target not in section.values or target == role or "same_as" in section.section(target).values:
-                allowed = [r for r in section.values if r != role and "same_as" not in section.section(r).values]
-                raise ExperimentError(
-                    f"{entry.path}.same_as is {target!r}",
-                    facts=[f"allowed: {', '.join(allowed) or 'no role here'}"],
-                )
-            if target not in found:
-                continue
-            spec = found[target]
-        elif given == ["spec"]:
-            spec = ModelSpec.from_dict(entry.section("spec").values)
-        else:
-            spec = load_model(entry.architecture("config"), base_dir=base_dir, name=role)
-        if entry.get("head") is not None:
-            spec = spec.with_head(Head(entry.choice("head", [head.value for head in Head])))
-            heads.add(role)
-        found[role] = spec
-    return {role: found[role] for role in section.values}, frozenset(heads)
-
-
-def _workload(section: _Section, base_dir: Path) -> Workload:
+def _workload(section: Section, base_dir: Path) -> Workload:
     section.only(
         "prompts",
         "rollouts_per_prompt",
@@ -246,43 +197,13 @@ def _workload(section: _Section, base_dir: Path) -> Workload:
         rollouts_per_prompt=section.integer("rollouts_per_prompt", 1, minimum=1),
         prompt_tokens=section.integer("prompt_tokens", minimum=1),
         response_tokens=section.integer("response_tokens", minimum=1),
-        response_lengths=_lengths(section, base_dir),
+        response_lengths=read_lengths(section, base_dir),
         bytes_per_element=section.integer("bytes_per_element", 2),
         shared_prefix=section.boolean("shared_prefix", False),
     )
 
 
-def _lengths(section: _Section, base_dir: Path) -> tuple[LengthQuantile, ...]:
-    value, where = section.get("response_lengths"), f"{section.path}.response_lengths"
-    if value is None:
-        return ()
-    allowed = "allowed: a list of [fraction, tokens] pairs, or a CSV file with the columns fraction,tokens"
-    rows: Sequence[Any]
-    if isinstance(value, str):
-        path = base_dir / value
-        try:
-            with path.open(encoding="utf-8", newline="") as file:
-                rows = [(row["fraction"], row["tokens"]) for row in csv.DictReader(file)]
-        except (OSError, KeyError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-            raise ExperimentError(f"{where}: cannot read {path}", facts=[str(reason), allowed]) from error
-    elif isinstance(value, Sequence):
-        rows = value
-    else:
-        raise ExperimentError(f"{where} is {value!r}", facts=[allowed])
-    found = []
-    for i, row in enumerate(rows):
-        try:
-            fraction, tokens = row
-            if isinstance(tokens, float) or isinstance(fraction, bool) or isinstance(tokens, bool):
-                raise ValueError
-            found.append(LengthQuantile(float(fraction), int(tokens)))
-        except (TypeError, ValueError):
-            raise ExperimentError(f"{where}[{i}] is {row!r}", facts=[allowed]) from None
-    return tuple(found)
-
-
-def _cluster(section: _Section) -> Cluster:
+def _cluster(section: Section) -> Cluster:
     section.only("hardware", "racks", "nodes_per_rack", "gpus_per_node", "memory_gb", "price_per_gpu_hour")
     memory, price = section.get("memory_gb"), section.get("price_per_gpu_hour")
     return Cluster(
@@ -295,7 +216,7 @@ def _cluster(section: _Section) -> Cluster:
     )
 
 
-def _structure(section: _Section) -> StructureChoices:
+def _structure(section: Section) -> StructureChoices:
     section.only("staleness", "actor_critic_sharing", "fusion")
     default = StructureChoices()
     staleness = section.sequence("staleness", int, "whole numbers >= 0", default.staleness)
@@ -310,7 +231,7 @@ def _structure(section: _Section) -> StructureChoices:
     )
 
 
-def _search(section: _Section) -> SearchChoice:
+def _search(section: Section) -> SearchChoice:
     section.only("strategy", "seconds", "evaluations", "seed")
     seconds, evaluations = section.get("seconds"), section.get("evaluations")
     return SearchChoice(
@@ -321,13 +242,13 @@ def _search(section: _Section) -> SearchChoice:
     )
 
 
-def _pins(section: _Section) -> dict[str, Pin]:
+def _pins(section: Section) -> dict[str, Pin]:
     found = {}
     for operator in section.values:
         entry = section.section(operator)
         entry.only("gpus", "dp", "pp", "tp", "microbatches")
 
-        def degree(key: str, entry: _Section = entry) -> int | None:
+        def degree(key: str, entry: Section = entry) -> int | None:
             return None if entry.get(key) is None else entry.integer(key, minimum=1)
 
         found[operator] = Pin(
@@ -338,101 +259,3 @@ def _pins(section: _Section) -> dict[str, Pin]:
             microbatches=degree("microbatches"),
         )
     return found
-
-
-class _Section:
-    """A mapping of the file with its key path; reads typed values or raises."""
-
-    def __init__(self, values: object, path: str) -> None:
-        if not isinstance(values, Mapping):
-            name = path or "the experiment"
-            raise ExperimentError(f"{name} is {_show(values)}", facts=["allowed: a mapping of keys to values"])
-        self.values: Mapping[str, Any] = values
-        self.path = path
-
-    def only(self, *keys: str) -> None:
-        for key in self.values:
-            if key not in keys:
-                where = f"in {self.path}" if self.path else "at the top level"
-                raise UnknownKeyError(
-                    f"unknown key {key!r} {where}",
-                    facts=[f"allowed: {', '.join(keys)}"],
-                    hint=suggest(str(key), keys),
-                )
-
-    def key(self, name: str) -> str:
-        return f"{self.path}.{name}" if self.path else name
-
-    def get(self, name: str) -> Any:
-        return self.values.get(name)
-
-    def section(self, name: str, *, optional: bool = False) -> _Section:
-        if self.get(name) is None:
-            if optional:
-                return _Section({}, self.key(name))
-            raise ExperimentError(f"{self.key(name)} is missing", hint="`rpeg init` writes a commented experiment file")
-        return _Section(self.values[name], self.key(name))
-
-    def text(self, name: str, default: str | None = None) -> str:
-        return self._value(name, default, lambda v: isinstance(v, str) and v, "a name")
-
-    def architecture(self, name: str) -> str | Mapping[str, Any]:
-        allowed = "a public name, a path or dimensions"
-        return self._value(name, None, lambda v: isinstance(v, Mapping) or (isinstance(v, str) and v), allowed)
-
-    def choice(self, name: str, allowed: Sequence[str]) -> str:
-        return self._value(name, None, lambda v: v in allowed, ", ".join(allowed))
-
-    def boolean(self, name: str, default: bool) -> bool:
-        return self._value(name, default, lambda v: isinstance(v, bool), "true or false")
-
-    def integer(
-        self, name: str, default: int | None = None, *, minimum: int | None = None, maximum: int | None = None
-    ) -> int:
-        allowed = "a whole number" + ("" if minimum is None else f" >= {minimum}")
-        allowed += "" if maximum is None else f" and <= {maximum}"
-
-        def fits(value: object) -> bool:
-            if not isinstance(value, int) or isinstance(value, bool):
-                return False
-            return (minimum is None or value >= minimum) and (maximum is None or value <= maximum)
-
-        return self._value(name, default, fits, allowed)
-
-    def number(self, name: str, default: float | None = None, *, above: float | None = None) -> float:
-        allowed = "a number" + ("" if above is None else f" > {above:g}")
-
-        def fits(value: object) -> bool:
-            return (
-                isinstance(value, int | float)
-                and not isinstance(value, bool)
-                and value == value  # not NaN
-                and abs(value) != float("inf")
-                and (above is None or value > above)
-            )
-
-        return float(self._value(name, default, fits, allowed))
-
-    def sequence(self, name: str, kind: type, allowed: str, default: Sequence[Any] = ()) -> Sequence[Any]:
-        """A list of ``kind``; a single value is a list of one."""
-        value = self.get(name)
-        if value is None:
-            return default
-        items = value if isinstance(value, list | tuple) else [value]
-        if not items or any(type(item) is not kind for item in items):
-            raise ExperimentError(f"{self.key(name)} is {_show(value)}", facts=[f"allowed: {allowed}"])
-        return items
-
-    def _value(self, name: str, default: Any, fits: Callable[[Any], Any], allowed: str) -> Any:
-        value = self.get(name)
-        if value is None:
-            if default is None:
-                raise ExperimentError(f"{self.key(name)} is missing", facts=[f"allowed: {allowed}"])
-            return default
-        if not fits(value):
-            raise ExperimentError(f"{self.key(name)} is {_show(value)}", facts=[f"allowed: {allowed}"])
-        return value
-
-
-def _show(value: object) -> str:
-    return "empty" if value is None else repr(value)

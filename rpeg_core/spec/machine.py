@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import attrs
 
@@ -23,6 +23,7 @@ __all__ = [
     "GemmEfficiency",
     "HardwareProfile",
     "LinkTier",
+    "MeasuredHardware",
     "Tier",
 ]
 
@@ -212,3 +213,19 @@ class HardwareProfile:
     default_costs: tuple[str, ...] = ("analytical",)
     sources: Mapping[str, str] = attrs.field(factory=dict)
     price_per_gpu_hour: float | None = None
+
+
+@attrs.frozen(kw_only=True)
+class MeasuredHardware:
+    """A profile whose numbers are found out on this machine, once somebody names it; listing it costs nothing.
+
+    Attributes:
+        name: of the profile.
+        summary: one line.
+        measure: ``measure(report) -> HardwareProfile`` of the same name; tells ``report`` in one line what takes its
+            time, and keeps what it found where the next process finds it.
+    """
+
+    name: str
+    summary: str
+    measure: Callable[[Callable[[str], None]], HardwareProfile]

@@ -20,6 +20,18 @@ __all__ = ["model_from_config", "model_from_inline", "supported_model_types"]
 _INLINE_HINT = "give inline dimensions instead: layers, hidden, heads, kv_heads, ffn, vocab, …"
 _REQUIRED: Any = object()
 
+_RUNTIME_KEYS = (
+    "hidden_act",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "sliding_window",
+    "use_sliding_window",
+)
+"""Keys that no cost depends on and a backend needs; kept as they stand in `ModelSpec.runtime_config`."""
+
 
 @attrs.frozen(kw_only=True, slots=True)
 class _Reader:
@@ -181,6 +193,7 @@ def _gated_decoder(read: _Reader, family: _Family, name: str, model_type: str) -
         norms_per_layer=family.norms_per_layer,
         qk_norm=family.qk_norm,
         source=read.source,
+        runtime_config={key: read.config[key] for key in _RUNTIME_KEYS if read.config.get(key) is not None},
     )
 
 
@@ -286,7 +299,7 @@ def model_from_config(config: Mapping[str, Any], name: str, source: str) -> Mode
     return _gated_decoder(read, _FAMILIES[model_type], name, model_type)
 
 
-_NOT_INLINE = frozenset({"name", "family", "head", "source"})
+_NOT_INLINE = frozenset({"name", "family", "head", "runtime_config", "source"})
 
 
 def model_from_inline(dimensions: Mapping[str, Any], name: str) -> ModelSpec:

@@ -171,6 +171,9 @@ class ModelSpec:
     qk_norm: bool = _flag()
     #: Where the dimensions come from.
     source: str = attrs.field(default="", validator=_typed(str))
+    #: What only running the model needs, e.g. rope_theta: keys of config.json as they stand there, read by backends.
+    #: Nothing that is planned depends on them, so specs that differ in them alone are equal.
+    runtime_config: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         problem = self._contradiction()
@@ -391,7 +394,10 @@ class ModelSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dict of all fields; `from_dict` gives back an equal value."""
-        return attrs.asdict(self, value_serializer=_plain)
+        values = attrs.asdict(self, value_serializer=_plain)
+        if not self.runtime_config:
+            del values["runtime_config"]
+        return values
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ModelSpec:

@@ -49,7 +49,7 @@ Check = Callable[[], None]
 
 _OF_KIND: Mapping[str, Callable[[Any], tuple[RecordCheck, ...]]] = {
     ALGORITHM.name: lambda record: algorithm.CHECKS,
-    HARDWARE.name: lambda record: hardware.CHECKS,
+    HARDWARE.name: hardware.checks,
     COST.name: cost.checks,
     SEARCH.name: search.checks,
     BACKEND.name: backend.checks,
@@ -131,9 +131,9 @@ def parametrize_checks(records: Iterable[Any], *, expected_failures: Mapping[str
 
 def _kind_of(record: Any) -> PluginKind:
     for kind in KINDS:
-        if isinstance(record, getattr(rpeg_core.records, kind.record)):
+        if isinstance(record, tuple(getattr(rpeg_core.records, name) for name in kind.records)):
             return kind
-    expected = ", ".join(kind.record for kind in KINDS)
+    expected = ", ".join(name for kind in KINDS for name in kind.records)
     raise TypeError(f"{type(record).__name__} is no record of a plugin; allowed: {expected}")
 
 

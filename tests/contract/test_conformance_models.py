@@ -59,6 +59,7 @@ def test_a_template_made_in_a_test_conforms_but_for_what_a_new_process_cannot_fi
     skipped = results.pop("hash-order")
     assert skipped.outcome is Outcome.SKIPPED
     assert skipped.message.startswith("a new process cannot find it by name: ")
+    assert results.pop("semantics").message == "the template names no semantics: it can be planned, not executed"
     assert {result.outcome for result in results.values()} == {Outcome.PASSED}
 
 

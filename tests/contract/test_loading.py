@@ -64,12 +64,12 @@ BROKEN = {
     "wrong return type": (
         HEAD + "@hookimpl\ndef rpeg_hardware():\n    return {'name': 'x'}\n",
         "invalid",
-        "rpeg_hardware() returned str; it must return HardwareProfile records",
+        "rpeg_hardware() returned str; it must return HardwareProfile or MeasuredHardware records",
     ),
     "text instead of records": (
         HEAD + "@hookimpl\ndef rpeg_hardware():\n    return 'gh200'\n",
         "invalid",
-        "rpeg_hardware() returned str; it must return HardwareProfile records",
+        "rpeg_hardware() returned str; it must return HardwareProfile or MeasuredHardware records",
     ),
 }
 

@@ -79,6 +79,11 @@ class Wheels:
         found = {distribution_of(wheel): wheel for wheel in (self.core, *self.plugins)}
         return [found[name] for name in distributions]
 
+    def needs(self, *distributions: str) -> set[str]:
+        """What these distributions ask for, without extras and our own."""
+        lines = [line for wheel in self.named(*distributions) for line in metadata(wheel).get("Requires-Dist", [])]
+        return set(requirements(lines))
+
 
 @attrs.frozen
 class Environment:
@@ -139,7 +144,7 @@ class Environment:
         return subprocess.run(
             command,
             cwd=self.path,
-            env={**clean, "PIP_CONFIG_FILE": os.devnull},
+            env={**clean, "PIP_CONFIG_FILE": os.devnull, "XDG_CACHE_HOME": str(self.path / "cache")},
             capture_output=True,
             text=True,
             timeout=400,

@@ -76,6 +76,18 @@ def test_every_key_is_described(heading, path) -> None:
     assert set(re.findall(r"`(\w+)`", rows)) == allowed_keys(complete(), *path)
 
 
+def test_every_inline_dimension_is_described() -> None:
+    document = complete()
+    document["models"]["actor"] = {"config": {"no such key": 1}}
+    with pytest.raises(UnknownKeyError) as caught:
+        parse_experiment(document)
+    allowed = next(fact for fact in caught.value.facts if fact.startswith("allowed: "))
+    section = PAGE.split("## Inline dimensions")[1]
+    rows = "".join(line.split("|")[1] for line in section.splitlines() if line.startswith("| `"))
+    assert set(re.findall(r"`(\w+)`", rows)) == set(allowed.removeprefix("allowed: ").split(", "))
+    assert parse_experiment(complete() | yaml.safe_load(re.search(r"```yaml\n(.*?)```", section, re.DOTALL)[1]))
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=[path.stem for path in EXAMPLES])
 def test_every_example_plans(rpeg, path) -> None:
     assert rpeg("plan", path, "--strategy", "concurrent").code == 0
@@ -83,4 +95,4 @@ def test_every_example_plans(rpeg, path) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == 3
+    assert len(EXAMPLES) >= 3

@@ -71,12 +71,12 @@ PIN_HINT = "hint: change the pin, or leave the key out and let the search choose
             "error[experiment]: models.actor is missing\nhint: `rpeg init` writes a commented experiment file\n",
         ),
         (
-            {"settings": {"ppo": {"explicit_rollout_edge": True}}},
+            {"settings": {"greedy": {"structure": "all"}}},
             2,
-            "error[settings]: settings.ppo.explicit_rollout_edge is not a setting\n"
-            "  from: settings.ppo\n"
-            "  allowed: explicit_rollout_edges\n"
-            "hint: did you mean 'explicit_rollout_edges'?\n",
+            "error[settings]: settings.greedy.structure is not a setting\n"
+            "  from: settings.greedy\n"
+            "  allowed: structures\n"
+            "hint: did you mean 'structures'?\n",
         ),
         (
             {"pin": {"actor_trainin": {"tp": 1}}},
@@ -176,12 +176,17 @@ def test_a_wrong_override(rpeg, experiment, override, text) -> None:
 
 def test_a_setting_of_no_plugin_names_its_origin(rpeg, experiment) -> None:
     ran = rpeg("plan", experiment(), "--set", "gredy.structures=all")
-    first, second, third, hint = ran.err.splitlines()
-    assert ran.code == 4
-    assert first == "error[unknown-key]: settings.gredy names no plugin"
-    assert second == "  from: --set gredy.structures=all"
-    assert re.fullmatch(r"  allowed: analytical\.activations, .*\bgreedy\b.*", third)
+    first, second, hint = ran.err.splitlines()
+    assert ran.code == 2
+    assert first == "error[usage]: --set gredy.structures=all names no plugin"
+    assert re.fullmatch(r"  allowed: analytical\.activations, .*\bgreedy\b.*", second)
     assert hint == "hint: did you mean 'greedy'?"
+
+
+def test_a_section_of_settings_that_names_no_plugin(rpeg, experiment) -> None:
+    ran = rpeg("plan", experiment(settings={"gredy": {"structures": "all"}}))
+    assert ran.code == 4
+    assert ran.err.startswith("error[unknown-key]: settings.gredy names no plugin\n  allowed: analytical.")
 
 
 @pytest.mark.parametrize(

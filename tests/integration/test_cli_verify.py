@@ -111,7 +111,7 @@ def test_a_stopped_run_says_how_far_it_went(rpeg: Callable[..., Any], traced: Ca
     trace = Trace.read("run.jsonl")
     training = [i for i, r in enumerate(trace.records) if getattr(r, "label", None) == "actor_training@1"]
     records = trace.records[: training[0] + 3]  # dispatch, bind, start
-    Trace(trace.header, (*records, Stopped(records[-1].time_s, "Ctrl-C"))).write("run.jsonl")
+    Trace(trace.header, (*records, Stopped(records[-1].time_s, "Ctrl-C", 1))).write("run.jsonl")
     ran = rpeg("verify", "plan.json", "run.jsonl")
     assert ran.code == 0
     extent = rf"stopped \(Ctrl-C\) with 1 of {STEPS} steps complete, \d+ nodes, {len(records) + 3} records"

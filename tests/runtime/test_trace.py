@@ -61,6 +61,24 @@ def test_times_and_work_per_operator(trace: Trace) -> None:
     assert trace.busy_s() == {"actor_generation": (8.0, 1.0), "actor_training": (4.0, 2.0)}
 
 
+@pytest.mark.parametrize(
+    ("first_step", "steps_done", "steps", "step_s"),
+    [
+        (0, None, 2, 7.5),
+        (0, 1, 1, 7.0),  # training ends at 7; what was begun of step 1 does not count
+        (0, 0, 0, float("inf")),
+        (1, None, 1, 15.0),  # as if these 15 s were those of step 1 alone
+        (1, 1, 0, float("inf")),
+    ],
+)
+def test_the_time_of_a_step_counts_the_steps_that_this_run_completed(
+    trace: Trace, first_step: int, steps_done: int | None, steps: int, step_s: float
+) -> None:
+    stop = () if steps_done is None else (Stopped(15.0, "Ctrl-C", steps_done),)
+    run = Trace(attrs.evolve(trace.header, first_step=first_step), (*trace.records, *stop))
+    assert (run.steps, run.step_s) == (steps, step_s)
+
+
 def test_the_records_of_one_node(trace: Trace) -> None:
     own = [record for record in trace.records if getattr(record, "node", None) == 6]  # the weights for step 1
     dispatched, *others = own
@@ -72,6 +90,24 @@ def test_the_records_of_one_node(trace: Trace) -> None:
 def test_json_lines_round_trip(trace: Trace, tmp_path: Path) -> None:
     trace.write(tmp_path / "run.jsonl")
     assert Trace.read(tmp_path / "run.jsonl") == trace
+
+
+def test_measured_bytes_round_trip_and_are_shown(trace: Trace, tmp_path: Path) -> None:
+    records = [attrs.evolve(r, wire_bytes=2 * r.bytes) if isinstance(r, Transferred) else r for r in trace.records]
+    measured = attrs.evolve(trace, records=tuple(records))
+    measured.write(tmp_path / "run.jsonl")
+    assert Trace.read(tmp_path / "run.jsonl") == measured
+    measured.write_chrome(tmp_path / "run.perfetto.json")
+    bars = json.loads((tmp_path / "run.perfetto.json").read_text())["traceEvents"]
+    shown = [bar["args"]["wire_bytes"] for bar in bars if bar["name"].startswith("COMM W_actor")]
+    assert shown == [80_000.0, 80_000.0]
+
+
+def test_what_was_written_is_on_disk_after_a_flush(trace: Trace, tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "run.jsonl", trace.header) as writer:
+        writer.write(trace.records[0])
+        writer.flush()
+        assert (tmp_path / "run.jsonl").read_text().count("\n") == 2
 
 
 @pytest.mark.parametrize(
@@ -124,8 +160,8 @@ def test_a_writer_that_is_left_by_an_exception_does_not_close_the_trace(trace: T
         Trace.read(path)
     with TraceWriter(path, trace.header) as writer:
         writer.write(trace.records[0])
-        writer.write(Stopped(1.0, "Ctrl-C"))
-    assert Trace.read(path).records == (trace.records[0], Stopped(1.0, "Ctrl-C"))
+        writer.write(Stopped(1.0, "Ctrl-C", 0))
+    assert Trace.read(path).records == (trace.records[0], Stopped(1.0, "Ctrl-C", 0))
 
 
 def test_files_that_are_no_trace(trace: Trace, tmp_path: Path) -> None:

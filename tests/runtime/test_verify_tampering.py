@@ -390,7 +390,29 @@ def used_before_published(lines: Lines) -> None:
 
 def goes_on_after_the_stop(lines: Lines) -> None:
     at = find(lines, "end", label="actor_training@1")
-    lines.insert(at, {"record": "stop", "time_s": lines[at]["time_s"], "reason": "Ctrl-C"})
+    lines.insert(at, {"record": "stop", "time_s": lines[at]["time_s"], "reason": "Ctrl-C", "steps_done": 1})
+
+
+def stopped_with_more_steps_than_it_has(lines: Lines) -> None:
+    at = find(lines, "end", label="actor_training@1")
+    stop = {"record": "stop", "time_s": lines[at]["time_s"], "reason": "Ctrl-C", "steps_done": 2}
+    lines[at:-1] = [stop]
+
+
+def begun_later(lines: Lines) -> None:
+    lines[0]["first_step"] = 1
+
+
+def begun_after_the_end(lines: Lines) -> None:
+    lines[0]["first_step"] = STEPS
+
+
+def begun_before_the_start(lines: Lines) -> None:
+    lines[0]["first_step"] = -1
+
+
+def negative_bytes_between_workers(lines: Lines) -> None:
+    lines[find(lines, "transfer", container="completions", step=1)]["wire_bytes"] = -1.0
 
 
 def truncated(lines: Lines) -> None:
@@ -479,6 +501,11 @@ KINDS: dict[Callable[[Lines], None], set[str]] = {
     repeated_input: {"V11"},
     used_before_published: {"V8", "V11", "V13"},
     goes_on_after_the_stop: {"V7"},
+    stopped_with_more_steps_than_it_has: {"V4"},
+    begun_later: {"V4"},
+    begun_after_the_end: {"V3", "V4"},
+    begun_before_the_start: {"V3"},
+    negative_bytes_between_workers: {"V10"},
     truncated: {"V1", "V4"},
     truncated_but_closed: {"V4"},
     without_header: {"V1"},
@@ -510,7 +537,7 @@ def test_every_rule_is_tested() -> None:
 
 # One field changed: every field of every record.
 
-UNJUDGED = {("header", "backend"), ("header", "schema")}
+UNJUDGED = {("header", "backend"), ("header", "schema"), ("transfer", "wire_bytes")}
 """Fields that only the seal protects; ``time_s`` as far as the order stays legal. Another schema is another format."""
 
 

@@ -327,6 +327,33 @@ def test_second_process_compiles_nothing(tmp_path: Path) -> None:
     assert runs[1][1] == "0"
 
 
+@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+def test_a_damaged_cache_is_compiled_again(tmp_path: Path, suffix: str) -> None:
+    """Cut short, as by a full disk or a killed process; the process after that one compiles nothing."""
+    module = tmp_path / "damaged.py"
+    module.write_text(
+        "from numba.core import event\n"
+        "from rpeg_core.planning.compiled.kernel import jit\n"
+        "@jit\n"
+        "def double(x):\n"
+        "    return 2 * x\n"
+        "with event.install_recorder('numba:compile') as compiled:\n"
+        "    print(double(21), len(compiled.buffer) > 0)\n"
+    )
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+
+    def run() -> str:
+        command = [sys.executable, str(module)]
+        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.strip()
+
+    assert [run(), run()] == ["42 True", "42 False"]
+    damaged = list((tmp_path / "cache").rglob(f"*double*.{suffix}"))
+    assert damaged
+    for path in damaged:
+        path.write_bytes(path.read_bytes()[:-20])
+    assert [run(), run()] == ["42 True", "42 False"]
+
+
 def test_cached_code_of_another_version_is_not_used() -> None:
     problem = random_problem(toy_ppo(), DeviceSpace(racks=1, nodes_per_rack=1, gpus_per_node=4))
     tables = CompiledEvaluator(problem).tables

@@ -20,6 +20,7 @@ CODES = {
     "PinError": ("pin", 4),
     "PlanFileError": ("plan-file", 4),
     "TraceFileError": ("trace-file", 4),
+    "DataError": ("data", 4),
     "NoFeasiblePlanError": ("no-feasible-plan", 1),
     "UsageError": ("usage", 2),
     "SettingsError": ("settings", 2),
@@ -28,6 +29,7 @@ CODES = {
     "CostTermError": ("cost-term", 3),
     "BackendError": ("backend", 3),
     "ExecutionError": ("execution", 5),
+    "OutputError": ("output", 74),
 }
 
 
@@ -78,5 +80,7 @@ def test_exit_codes_are_the_documented_ones() -> None:
         "BAD_INPUT": 4,
         "EXECUTION_FAILED": 5,
         "INTERNAL": 70,
+        "OUTPUT": 74,
         "INTERRUPTED": 130,
+        "PIPE": 141,
     }

@@ -577,3 +577,27 @@ def test_reading_a_bundled_model_imports_no_numpy():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "False"
+
+
+def test_what_only_running_needs_is_carried_but_no_part_of_equality() -> None:
+    config = {
+        "model_type": "llama",
+        "num_hidden_layers": 2,
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "vocab_size": 32,
+        "rope_theta": 500000.0,
+        "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
+        "rms_norm_eps": 1e-5,
+        "bos_token_id": 1,
+    }
+    model = model_from_config(config, "tiny", "config.json")
+    plain = model_from_config(
+        {k: v for k, v in config.items() if not k.startswith(("rope", "rms"))}, "tiny", "config.json"
+    )
+    expected = {key: config[key] for key in ("rms_norm_eps", "rope_scaling", "rope_theta")}
+    assert model.runtime_config == expected
+    assert ModelSpec.from_dict(json.loads(json.dumps(model.to_dict()))).runtime_config == expected
+    assert model == plain
+    assert "runtime_config" not in plain.to_dict()

@@ -10,12 +10,14 @@ import pytest
 from rpeg_core.planning.footprint import least_memory
 from rpeg_core.planning.pins import Pin
 from rpeg_core.planning.planner import Planner
-from rpeg_core.planning.remedies import find_remedies
+from rpeg_core.planning.remedies import _prompts, find_remedies
 from rpeg_core.planning.structures import StructureChoices
 from rpeg_core.plugins.registry import Registry
 from rpeg_core.spec.experiment import Experiment, parse_experiment
 from rpeg_core.spec.machine import Allocation
+from rpeg_core.spec.workload import Workload
 
+PRIME = Workload(prompts=509, prompt_tokens=512, response_tokens=1024)
 MODEL = {"config": "meta-llama/Llama-3.1-8B"}
 
 
@@ -94,6 +96,24 @@ def test_staleness_zero_is_proposed_where_a_second_copy_of_the_weights_is_too_mu
     tight = attrs.evolve(stale.cluster, memory_gb=sum(peaks) / 2 / 0.9 / 1e9)
     found = find_remedies(attrs.evolve(stale, cluster=tight), make(registry)).found
     assert [(r.key, r.value, r.instead_of) for r in found if r.extent == 0] == [("structure.staleness", "[0]", "[1]")]
+
+
+def test_a_prime_number_of_prompts_gives_way_to_one_that_degrees_divide(registry) -> None:
+    """509 prompts make one replica only, which fits nowhere; an even number close by makes two, no half is needed."""
+    base = experiment(nodes_per_rack=4, memory_gb=40)
+    prime = attrs.evolve(base, workload=attrs.evolve(base.workload, prompts=509))
+    remedies = [r for r in find_remedies(prime, make(registry)).found if r.key == "workload.prompts"]
+    assert not fits(registry, prime)
+    (remedy,) = remedies
+    assert int(remedy.value) in (508, 510, 512)
+    assert fits(registry, changed(prime, remedy.key, remedy.value))
+
+
+def test_close_numbers_come_before_halves() -> None:
+    values = [int(change.value) for change in _prompts(attrs.evolve(experiment(), workload=PRIME), 8)]
+    assert values[:4] == [508, 510, 512, 504]
+    assert values[4:] == [256, 128, 64, 32, 16, 8, 4, 2, 1]
+    assert [int(change.value) for change in _prompts(experiment(), 4)] == [128, 64, 32, 16, 8, 4, 2, 1]
 
 
 def test_several_racks_are_doubled_as_racks(registry) -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+
+import attrs
+import numpy as np
 import pytest
 
 from rpeg_core.passes.score import Evaluation, Objective
 from rpeg_core.planning.search import Incumbent, Progress, Solution
+
+FIELDS = tuple(field.name for field in attrs.fields(Evaluation))
 
 
 def evaluation(
@@ -90,6 +96,43 @@ def test_a_faster_one_lifts_the_floor_over_the_incumbent() -> None:
     assert incumbent.value == pytest.approx(30.0)
 
 
+def test_an_earlier_plan_comes_back_when_the_floor_rises() -> None:
+    """81 at 0.8 was worth less than 80 at full use, which 100 at 0.3 puts below the floor of 80.5; worth 64.8 again."""
+    incumbent = Incumbent(Objective(kind="throughput_x_utilization", max_throughput_loss=0.195))
+    offers = (evaluation(80, utilization=1.0), evaluation(81, utilization=0.8), evaluation(100, utilization=0.3))
+    assert offer_all(incumbent, *offers) == [True, False, True]
+    assert incumbent.best == solution(1)
+    assert incumbent.value == pytest.approx(64.8)
+    assert incumbent.improvements[-1].tokens_per_s == 81.0
+
+
+@pytest.mark.parametrize("kind", Objective.KINDS)
+def test_rows_in_any_batches_leave_what_single_offers_in_any_order_leave(kind: str) -> None:
+    """The best of all under the final floor, of which an independent search over all rows knows the value."""
+    random = np.random.default_rng(5)
+    for _ in range(50):
+        objective = Objective(kind=kind, max_throughput_loss=0.3)
+        rows = np.column_stack(
+            [
+                np.ones(40),
+                random.uniform(50, 100, 40),
+                random.uniform(0.5, 1.2, 40),
+                random.random(40),
+                np.arange(1, 41),
+            ]
+        )
+        items = [Evaluation(**dict(zip(FIELDS, row, strict=True))) for row in rows.tolist()]
+        fastest = max((e.tokens_per_s for e in items if e.feasible), default=0.0)
+        best = max(objective.value(e, fastest) for e in items if e.feasible)
+        by_rows, by_one = Incumbent(objective), Incumbent(objective)
+        for part in np.array_split(np.arange(40), 4):
+            by_rows.offer_rows(0, part[:, None], rows[part], 1)
+        for i in random.permutation(40).tolist():
+            by_one.offer(solution(i), items[i], 1)
+        assert by_rows.value == by_one.value == best
+        assert by_rows.nearest == by_one.nearest == solution(int(np.argmin(rows[:, 2])))
+
+
 def test_infeasible_speed_does_not_lift_the_floor() -> None:
     incumbent = Incumbent(Objective(kind="throughput_x_utilization"))
     offer_all(incumbent, evaluation(1000, peak_ratio=1.2), evaluation(50, utilization=0.8))
@@ -114,3 +157,30 @@ def test_progress_reports_and_cancels() -> None:
     progress.cancel()
     assert progress.cancelled
     Progress().update(0.5, 7, incumbent)
+
+
+def test_a_part_reports_its_share_and_is_cancelled_with_the_whole() -> None:
+    seen = []
+    whole = Progress(lambda spent, evaluations, incumbent: seen.append((spent, evaluations)))
+    part = whole.part(0.25)
+    part.update(0.5, 7, Incumbent(Objective()))
+    assert seen == [(0.125, 7)]
+    assert not part.cancelled
+    whole.cancel()
+    assert part.cancelled
+    other = Progress()
+    other.part(0.5).cancel()
+    assert not other.cancelled
+
+
+def test_a_signal_while_kernels_are_compiled_interrupts_at_once() -> None:
+    """Cancelled by another thread, the preparation goes on."""
+    progress = Progress()
+    with progress.preparing():
+        other = threading.Thread(target=progress.cancel)
+        other.start()
+        other.join()
+        assert progress.cancelled
+        with pytest.raises(KeyboardInterrupt):
+            progress.cancel()
+    progress.cancel()

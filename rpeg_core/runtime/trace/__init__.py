@@ -7,6 +7,9 @@ As a file, JSON lines: a header, the records in the order in which they happened
     {"record": "end", "time_s": 4.0, "node": 0, "chain": "5a0c..."}
     {"record": "close", "chain": "91bd..."}
 
+A run that goes on from a checkpoint has a file of its own, whose header says ``first_step``; node numbers and steps
+count over both runs.
+
 A record keeps each fact once: what a node is stands in its dispatch, the version in its bind, bytes in its transfer.
 Times are those of the controller's clock. A start may be written late, when the controller learns of it: after its
 dispatch and before what else happened to the node; all other records stand where their time belongs.

@@ -111,6 +111,10 @@ class TraceWriter:
         """Append a record."""
         self._line(record)
 
+    def flush(self) -> None:
+        """Hand to the operating system what was written, so that it outlives this process."""
+        self._file.flush()
+
     def close(self) -> None:
         """Write the closing line and close the file."""
         self._line(Closed())

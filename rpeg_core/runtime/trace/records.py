@@ -36,9 +36,10 @@ class TraceHeader:
     Attributes:
         plan: digest of the executed plan, None when it was made without a plan file.
         backend: name of the backend.
-        steps: RL steps that the run was to make; it made fewer when a :class:`Stopped` says so.
+        steps: the run was to end after steps ``0 .. steps - 1``; it ended earlier when a :class:`Stopped` says so.
         clock: ``virtual`` or ``wall``; times count from the start of the run.
         notes: what a reader of the times must know, a sentence each.
+        first_step: the run began at the start of this step; an earlier run made those before it.
         schema: of the file.
     """
 
@@ -47,6 +48,7 @@ class TraceHeader:
     steps: int
     clock: str
     notes: tuple[str, ...] = ()
+    first_step: int = 0
     schema: int = SCHEMA
 
 
@@ -97,11 +99,16 @@ class Ended:
 
 @attrs.frozen
 class Transferred:
-    """A COMM or RESHARD moved ``bytes``; ``time_s`` is when it ended."""
+    """A COMM or RESHARD moved something; ``time_s`` is when it ended.
+
+    ``bytes`` are those of the container that lowering charges. ``wire_bytes`` are all that went from one worker to
+    another, as measured; None where nothing was measured.
+    """
 
     time_s: float
     node: int
     bytes: float
+    wire_bytes: float | None = None
 
 
 @attrs.frozen
@@ -114,10 +121,14 @@ class Released:
 
 @attrs.frozen
 class Stopped:
-    """The run ended before its last step, on purpose or by a failure; the last record of such a run."""
+    """The run ended before its last step, on purpose or by a failure; the last record of such a run.
+
+    Steps ``0 .. steps_done - 1`` are complete, those before the run's first step included.
+    """
 
     time_s: float
     reason: str
+    steps_done: int
 
 
 Record = Dispatched | Bound | Started | Ended | Transferred | Released | Stopped

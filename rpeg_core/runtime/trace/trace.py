@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,16 @@ import attrs
 
 from rpeg_core.passes.schedule import Segments
 from rpeg_core.runtime.trace.files import TraceWriter, opened, read_records
-from rpeg_core.runtime.trace.records import Bound, Dispatched, Ended, Record, Started, TraceHeader, Transferred
+from rpeg_core.runtime.trace.records import (
+    Bound,
+    Dispatched,
+    Ended,
+    Record,
+    Started,
+    Stopped,
+    TraceHeader,
+    Transferred,
+)
 
 __all__ = ["Trace"]
 
@@ -30,9 +40,23 @@ class Trace:
         return max((record.time_s for record in self.records if isinstance(record, Ended)), default=0.0)
 
     @property
+    def steps(self) -> int:
+        """RL steps that this run completed: without those before its first one, and those that a stop cut off."""
+        last = self.records[-1] if self.records else None
+        done = last.steps_done if isinstance(last, Stopped) else self.header.steps
+        return done - self.header.first_step
+
+    @property
     def step_s(self) -> float:
-        """Mean seconds per RL step of a run that was not stopped."""
-        return self.makespan_s / self.header.steps
+        """Mean seconds per complete RL step: until the last of them ended; infinite when none is complete."""
+        if self.steps == 0:
+            return math.inf
+        after = self.header.first_step + self.steps
+        if after == self.header.steps:
+            return self.makespan_s / self.steps
+        step = {record.node: record.step for record in self.records if isinstance(record, Dispatched)}
+        ends = (record for record in self.records if isinstance(record, Ended))
+        return max(record.time_s for record in ends if step[record.node] < after) / self.steps
 
     def intervals(self) -> Iterator[tuple[Dispatched, float, float]]:
         """(dispatch, start, end) of every node that ended, in the order of the ends."""
@@ -85,7 +109,7 @@ class Trace:
     def _chrome_events(self) -> Iterator[dict[str, Any]]:
         nodes = [record for record in self.records if isinstance(record, Dispatched)]
         versions = {record.node: record for record in self.records if isinstance(record, Bound)}
-        sizes = {record.node: record.bytes for record in self.records if isinstance(record, Transferred)}
+        moved = {record.node: record for record in self.records if isinstance(record, Transferred)}
         ends = [a for node in nodes for a in (node.allocation, node.source) if a is not None]
         segments = Segments.of(ends, max((a.stop for a in ends), default=1))
         for segment in range(segments.count):
@@ -100,7 +124,8 @@ class Trace:
                 "GPUs": str(node.allocation),
                 "layout": None if node.layout is None else str(node.layout),
                 "version": None if bound is None else f"{bound.model} {bound.version}",
-                "bytes": sizes.get(node.node),
+                "bytes": None if node.node not in moved else moved[node.node].bytes,
+                "wire_bytes": None if node.node not in moved else moved[node.node].wire_bytes,
             }
             held = {a for a in (node.allocation, node.source) if a is not None}
             for segment in sorted({s for a in held for s in segments.within(a)}):

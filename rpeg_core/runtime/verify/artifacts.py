@@ -24,8 +24,8 @@ class Artifacts(Check):
 
     def __init__(self, ledger: Ledger, findings: Findings) -> None:
         super().__init__(ledger, findings)
-        self._initial_readers = self._readers_of_initial()
-        self._live: dict[_Key, int | None] = dict.fromkeys(self._initial_readers)  # -> line of the end of the maker
+        self._given = self._readers_of_given()
+        self._live: dict[_Key, int | None] = dict.fromkeys(self._given)  # -> line of the end of the maker
         self._released: dict[_Key, int] = {}  # -> line; as long as its step is kept
 
     def node(self, line: int, record: NodeRecord, traced: Traced) -> None:
@@ -67,7 +67,7 @@ class Artifacts(Check):
         if stopped or self.ledger.steps_complete < self.ledger.steps:
             return
         for key, line in self._live.items():
-            if not self._is_result(key):
+            if not self._is_result(key) and self._given.get(key, True):  # nothing in this run reads the others
                 artifact = self.window.artifact(*key)
                 lines = () if line is None else (line,)
                 self.findings.add(RELEASES, f"{_words(artifact)} is never released", *lines)
@@ -93,19 +93,29 @@ class Artifacts(Check):
             elif key not in self._live:
                 self.broken(READS, traced, f"reads {_words(artifact)}, which is not there", line)
 
-    def _readers_of_initial(self) -> dict[_Key, list[tuple[int, int]]]:
+    def _readers_of_given(self) -> dict[_Key, list[tuple[int, int]]]:
+        """What is there at the start, initial weights and what earlier steps made for later ones -> who reads it."""
+        first, steps, steady = self.ledger.first_step, self.ledger.steps, self.window.steady_step
         readers: dict[_Key, list[tuple[int, int]]] = {}
-        for step in range(min(self.ledger.steps, self.window.steady_step)):
+        for step in range(min(first, steady), steady):
             for position, reads in enumerate(self.window.shape(step).reads):
                 for _, maker, container in reads:
                     if maker < 0:
-                        readers.setdefault((-1, maker, container), []).append((step, position))
+                        known = readers.setdefault((-1, maker, container), [])
+                        known += [(step, position)] if step < steps else []
+        for step in range(max(0, first - steady), first):  # no edge spans more steps
+            shape = self.window.shape(step)
+            for position, (made, by_container) in enumerate(zip(shape.writes, shape.readers, strict=True)):
+                for container, later in zip(made, by_container, strict=True):
+                    found = [(step + ahead, reader) for ahead, reader in later if step + ahead >= first]
+                    if found:
+                        readers[step, position, container] = [each for each in found if each[0] < steps]
         return readers
 
     def _readers(self, key: _Key) -> Iterator[tuple[int, int]]:
         step, position, container = key
-        if position < 0:
-            yield from self._initial_readers.get(key, ())
+        if key in self._given or position < 0:
+            yield from self._given.get(key, ())
             return
         shape = self.window.shape(step)
         for ahead, reader in shape.readers[position][shape.writes[position].index(container)]:

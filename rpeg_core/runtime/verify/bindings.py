@@ -76,6 +76,8 @@ class Bindings(Check):
         elif record.bytes != planned.payload_bytes:
             found, expected = f"{record.bytes:.17g}", f"{planned.payload_bytes:.17g}"
             self.broken(TRANSFERS, traced, f"{found} bytes in the trace, {expected} planned", line)
+        elif record.wire_bytes is not None and record.wire_bytes < 0:
+            self.broken(TRANSFERS, traced, f"{record.wire_bytes:.17g} bytes between workers; allowed: at least 0", line)
 
     def _ended(self, line: int, traced: Traced) -> None:
         for kind, name in ((Dispatched, "dispatch"), (Started, "start")):

@@ -39,16 +39,17 @@ class Ledger:
 
     Args:
         window: the planned graph.
-        steps: RL steps that the trace claims.
+        steps: RL steps that the trace claims, those before the first one included.
+        first_step: where it claims to begin.
 
     Attributes:
-        steps_complete: all nodes of the steps before this one ended.
+        steps_complete: all nodes of the steps before this one ended, in this run or before it.
         nodes: nodes that ended.
     """
 
-    def __init__(self, window: Window, steps: int) -> None:
-        self.window, self.steps = window, steps
-        self.steps_complete = self.nodes = 0
+    def __init__(self, window: Window, steps: int, first_step: int = 0) -> None:
+        self.window, self.steps, self.first_step = window, steps, first_step
+        self.steps_complete, self.nodes = first_step, 0
         self._open: dict[int, dict[int, Traced]] = {}  # step -> position -> node; a step that was reached
         self._left: dict[int, int] = {}  # step -> nodes that did not end
         shapes = [window.shape(step) for step in range(window.steady_step + 1)]
@@ -59,7 +60,7 @@ class Ledger:
     @property
     def oldest(self) -> int:
         """The oldest step that is kept; all nodes before it ended, and nothing to come looks back on them."""
-        return max(0, self.steps_complete - self._keep)
+        return max(self.first_step, self.steps_complete - self._keep)
 
     def node(self, index: int) -> Traced | None:
         """The node of that index; None when the plan has no such node, or its step was forgotten."""

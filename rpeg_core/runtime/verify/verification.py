@@ -47,7 +47,7 @@ def verify(lines: Iterable[Line], window: Window, digest: str) -> Verdict:
         if isinstance(line.content, TraceHeader):
             header = line.content
             _check_header(header, digest, findings)
-            verification = _Verification(window, header.steps, findings)
+            verification = _Verification(window, header.steps, max(0, header.first_step), findings)
         elif verification is not None and line.content is not None and not isinstance(line.content, Closed):
             verification.take(line.number, line.content)
     number = 0 if last is None else last.number
@@ -63,8 +63,8 @@ def verify(lines: Iterable[Line], window: Window, digest: str) -> Verdict:
 class _Verification:
     """Hands records to the groups of rules."""
 
-    def __init__(self, window: Window, steps: int, findings: Findings) -> None:
-        self.ledger, self._findings = Ledger(window, steps), findings
+    def __init__(self, window: Window, steps: int, first_step: int, findings: Findings) -> None:
+        self.ledger, self._findings = Ledger(window, steps, first_step), findings
         self._checks: list[Check] = [check(self.ledger, findings) for check in _CHECKS]
         self.stopped: Stopped | None = None
 
@@ -73,6 +73,9 @@ class _Verification:
             check.record(line, record)
         if isinstance(record, Stopped):
             self.stopped = record
+            if record.steps_done != self.ledger.steps_complete:
+                found = f"says that {record.steps_done} steps are done; the trace has {self.ledger.steps_complete}"
+                self._findings.add(NODES, found, line)
         elif isinstance(record, Released):
             for check in self._checks:
                 check.release(line, record)
@@ -87,8 +90,8 @@ class _Verification:
         traced = self.ledger.node(record.node)
         kind = type(record)
         if traced is None:
-            known = self.ledger.is_forgotten(record.node)
-            reason = "its step was complete before" if known else "the plan has no such node in the traced steps"
+            forgotten = self.ledger.is_forgotten(record.node)
+            reason = "its step was complete before" if forgotten else "the plan has no such node in the traced steps"
             self._findings.add(NODES, f"node {record.node}: {reason}", line)
             return
         if kind in traced.records:
@@ -121,6 +124,9 @@ def _check_header(header: TraceHeader, digest: str, findings: Findings) -> None:
         findings.add(HEADER, f"clock {header.clock!r}; allowed: {', '.join(CLOCKS)}", 1)
     if header.steps < 1:
         findings.add(HEADER, f"{header.steps} steps; allowed: at least 1", 1)
+    elif not 0 <= header.first_step < header.steps:
+        found = f"begins at step {header.first_step}; allowed: 0 to {header.steps - 1}"
+        findings.add(HEADER, found, 1)
 
 
 def _verdict(header: TraceHeader | None, verification: _Verification | None, findings: Findings, lines: int) -> Verdict:

@@ -15,6 +15,7 @@ from rpeg_core.planning.structures import STRUCTURAL_OPTIONS, Structure, Structu
 from rpeg_core.records import AlgorithmTemplate, ModelRole
 from rpeg_core.spec.models import Head, ModelSpec
 from rpeg_core.spec.workload import Workload
+from rpeg_core.testing.checks import semantics
 from rpeg_core.testing.checks.common import defaults
 from rpeg_core.testing.checks.outcome import CheckFailedError, RecordCheck, require
 from rpeg_core.testing.checks.process import in_new_process
@@ -118,6 +119,11 @@ def digest(record: AlgorithmTemplate) -> str:
     return hashlib.sha256("\n".join(to_text(case.graph) for case in _cases(record)).encode()).hexdigest()
 
 
+def run_time(record: AlgorithmTemplate) -> None:
+    """The run-time semantics fit every graph."""
+    semantics.fits(record, (case.graph for case in _cases(record)))
+
+
 CHECKS: tuple[RecordCheck, ...] = (
     ("builds", builds),
     ("roles", roles),
@@ -126,6 +132,7 @@ CHECKS: tuple[RecordCheck, ...] = (
     ("json-form", json_form),
     ("repeatable", repeatable),
     ("hash-order", hash_order),
+    ("semantics", run_time),
 )
 
 

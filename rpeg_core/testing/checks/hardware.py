@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
+from typing import Any
 
 from rpeg_core.cli.show import numbers
-from rpeg_core.records import HardwareProfile
+from rpeg_core.records import HardwareProfile, MeasuredHardware
 from rpeg_core.spec.machine import AlphaBeta, Tier
-from rpeg_core.testing.checks.outcome import RecordCheck, require
+from rpeg_core.testing.checks.outcome import CheckFailedError, RecordCheck, require
 
-__all__ = ["CHECKS"]
+__all__ = ["checks"]
 
 COUNTS = ("gpus_per_node", "device.memory_bytes", "non_gemm_reference_batch")
 MAY_BE_ZERO = ("non_gemm_layer_s", "efficiency.gamma_m_rows", "efficiency.gamma_k_columns")
@@ -76,9 +78,35 @@ def default_costs(record: HardwareProfile) -> None:
         require([f"default_costs is {names!r}; allowed: a tuple of names, e.g. ('analytical',)"])
 
 
-CHECKS: tuple[RecordCheck, ...] = (
+def keeps(record: MeasuredHardware) -> None:
+    """What was measured is kept: asked again, it gives the same numbers."""
+    profile, again = _profile(record), _profile(record)
+    if profile != again:
+        differing = [path for (path, a), (_, b) in zip(numbers(profile), numbers(again), strict=False) if a != b]
+        require([f"measured again, these are different: {', '.join(differing) or 'sources'}"])
+
+
+_CHECKS: tuple[RecordCheck, ...] = (
     ("sources", sources),
     ("quantities", quantities),
     ("tiers", tiers),
     ("default-costs", default_costs),
 )
+
+
+def checks(record: HardwareProfile | MeasuredHardware) -> tuple[RecordCheck, ...]:
+    """The checks of a profile; of one that is to be measured, what it measures is checked, on this machine."""
+    if isinstance(record, HardwareProfile):
+        return _CHECKS
+    return (("keeps", keeps), *((name, _of_the_profile(check)) for name, check in _CHECKS))
+
+
+def _of_the_profile(check: Callable[[Any], None]) -> Callable[[Any], None]:
+    return lambda record: check(_profile(record))
+
+
+def _profile(record: MeasuredHardware) -> HardwareProfile:
+    profile = record.measure(lambda text: None)
+    if not isinstance(profile, HardwareProfile) or profile.name != record.name:
+        raise CheckFailedError(f"measure gave {profile!r}; it must give the HardwareProfile {record.name!r}")
+    return profile

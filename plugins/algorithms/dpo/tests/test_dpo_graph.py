@@ -4,7 +4,6 @@ import attrs
 import pytest
 from rpeg_plugin_dpo import TEMPLATE, rpeg_algorithms
 
-from rpeg_core import NoSettings
 from rpeg_core.errors import ExperimentError
 from rpeg_core.ir import DataEdge, PublicationEdge, violations
 from rpeg_core.planning.structures import Structure
@@ -29,7 +28,7 @@ WORKLOAD = Workload(prompts=2, rollouts_per_prompt=2, prompt_tokens=5, response_
 
 def build(workload=WORKLOAD):
     models = {"actor": POLICY, "reference": POLICY}
-    return TEMPLATE.build(workload, models, Structure(staleness=(("actor", 1),)), NoSettings())
+    return TEMPLATE.build(workload, models, Structure(staleness=(("actor", 1),)), TEMPLATE.settings())
 
 
 def test_hook_returns_the_template():

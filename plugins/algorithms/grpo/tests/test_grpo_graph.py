@@ -3,7 +3,7 @@
 import attrs
 import pytest
 from rpeg_plugin_grpo import TEMPLATE, rpeg_algorithms
-from rpeg_plugin_grpo.graph import Settings
+from rpeg_plugin_grpo.settings import Settings
 
 from rpeg_core.errors import ExperimentError
 from rpeg_core.ir import DataEdge, PublicationEdge, violations

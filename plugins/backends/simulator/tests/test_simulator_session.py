@@ -1,15 +1,20 @@
 """The session that ``rpeg run`` opens, on a real plan of the installed plugins."""
 
+from collections.abc import Mapping
+from pathlib import Path
+
 import attrs
 import pytest
 from rpeg_plugin_simulator import SIMULATOR, Settings
 
-from rpeg_core.errors import SettingsError
+from rpeg_core.errors import BackendError, SettingsError
 from rpeg_core.planning.plan import Plan
 from rpeg_core.planning.planner import Planner
 from rpeg_core.planning.starts import concurrent
 from rpeg_core.plugins.registry import Registry
-from rpeg_core.runtime.trace import Bound, Trace
+from rpeg_core.runtime.session import RunRequest
+from rpeg_core.runtime.trace import Bound, Stopped, Trace
+from rpeg_core.runtime.verify import verify_plan
 from rpeg_core.spec.experiment import parse_experiment
 
 MODEL = {"config": "meta-llama/Llama-3.1-8B"}
@@ -40,7 +45,7 @@ def plan() -> Plan:
 
 def run(plan: Plan, steps: int | None = None, **values: object) -> Trace:
     with SIMULATOR.open(plan, Settings(**values)) as session:
-        return session.run(steps)
+        return session.run(RunRequest(steps=steps))
 
 
 def test_a_trace_names_the_plan_and_the_clock(plan: Plan) -> None:
@@ -79,11 +84,37 @@ def test_versions_lag_by_the_staleness(plan: Plan) -> None:
 
 def test_progress_is_told_of_every_step(plan: Plan) -> None:
     seen: list[tuple[int, float, float]] = []
+
+    def finished(step: int, metrics: Mapping[str, float]) -> None:
+        seen.append((step, metrics["seconds"], metrics["time_s"]))
+
     with SIMULATOR.open(plan, Settings()) as session:
-        trace = session.run(6, lambda step, metrics: seen.append((step, metrics["seconds"], metrics["time_s"])))
+        trace = session.run(RunRequest(steps=6, step_finished=finished))
     assert [step for step, _, _ in seen] == list(range(6))
     assert sum(seconds for _, seconds, _ in seen) == pytest.approx(trace.makespan_s)
     assert seen[-1][2] == trace.makespan_s
+
+
+def test_a_cancelled_run_stops_where_it_is_and_its_trace_is_accepted(plan: Plan, tmp_path: Path) -> None:
+    done: list[int] = []
+    request = RunRequest(
+        steps=50,
+        output=tmp_path,
+        step_finished=lambda step, metrics: done.append(step),
+        cancelled=lambda: len(done) == 3,
+    )
+    with SIMULATOR.open(plan, Settings()) as session:
+        trace = session.run(request)
+    assert done == [0, 1, 2]
+    assert isinstance(trace.records[-1], Stopped)
+    assert trace == Trace.read(tmp_path / "trace.jsonl")
+    verdict = verify_plan(plan, tmp_path / "trace.jsonl")
+    assert (verdict.accepted, verdict.complete, verdict.steps_complete) == (True, False, 3)
+
+
+def test_there_is_nothing_to_resume_from(plan: Plan, tmp_path: Path) -> None:
+    with SIMULATOR.open(plan, Settings()) as session, pytest.raises(BackendError, match="keeps no checkpoints"):
+        session.run(RunRequest(output=tmp_path, resume=True))
 
 
 def test_lengths_cannot_be_sampled_without_quantiles(plan: Plan) -> None:

@@ -27,7 +27,9 @@ from rpeg_core.testing.conformance import parametrize_checks
 from rpeg_core.testing.toys import toy_ppo
 
 
-def run(problem, *, seconds=None, evaluations=None, progress=None, **settings):
+def run(problem, *, seconds=None, evaluations=None, progress=None, proof_share=0.0, **settings):
+    """A search with chains only, unless branch and bound has a share."""
+    settings["proof_share"] = proof_share
     budget = SearchBudget(seconds=seconds, evaluations=evaluations)
     return ANNEALING.run(problem, budget, Settings(**settings), progress or Progress())
 
@@ -125,7 +127,7 @@ def test_the_plan_does_not_depend_on_the_threads(toys) -> None:
     for threads in (1, 2, 3, 4):
         problem = toys.problem(*(toys.structure(toy_ppo(tau=tau), machine=(1, 4, 2)) for tau in (0, 1)))
         budget = SearchBudget(evaluations=60_000)
-        result = strategy.run(problem, budget, Settings(seed=3), Progress(), threads=threads)
+        result = strategy.run(problem, budget, Settings(seed=3, proof_share=0.1), Progress(), threads=threads)
         found.append((result.best, result.evaluations, result.nearest, curve(result)))
     assert found == found[:1] * 4
     assert found[0][1] == 60_000

@@ -85,9 +85,8 @@ def starts_of(toys, structure, monkeypatch, **settings) -> list[tuple[int, ...]]
     """Where the first chains start, in order."""
     found: list[tuple[int, ...]] = []
     monkeypatch.setattr(Islands, "start_at", lambda self, choices: found.extend(choices))
-    ANNEALING.run(
-        toys.problem(structure), SearchBudget(evaluations=3000), Settings(polish=False, **settings), Progress()
-    )
+    chosen = Settings(polish=False, proof_share=0.0, **settings)
+    ANNEALING.run(toys.problem(structure), SearchBudget(evaluations=3000), chosen, Progress())
     return found
 
 

@@ -2,6 +2,7 @@
 
 from rpeg_core import AlgorithmTemplate, ModelRole, hookimpl
 from rpeg_plugin_dpo.graph import build
+from rpeg_plugin_dpo.settings import Settings
 
 __all__ = ["TEMPLATE"]
 
@@ -13,6 +14,8 @@ TEMPLATE = AlgorithmTemplate(
         ModelRole(name="reference", trainable=False, head="lm"),
     ),
     build=build,
+    semantics="rpeg_plugin_dpo.semantics:SEMANTICS",
+    settings=Settings,
 )
 
 

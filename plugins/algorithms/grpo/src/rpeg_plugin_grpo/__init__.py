@@ -1,7 +1,8 @@
 """Group relative policy optimization: the algorithm ``grpo``, with a reward model or a reward function."""
 
 from rpeg_core import AlgorithmTemplate, ModelRole, hookimpl
-from rpeg_plugin_grpo.graph import Settings, build
+from rpeg_plugin_grpo.graph import build
+from rpeg_plugin_grpo.settings import Settings
 
 __all__ = ["TEMPLATE"]
 
@@ -14,6 +15,7 @@ TEMPLATE = AlgorithmTemplate(
         ModelRole(name="reference", trainable=False, head="lm"),
     ),
     build=build,
+    semantics="rpeg_plugin_grpo.semantics:SEMANTICS",
     settings=Settings,
 )
 

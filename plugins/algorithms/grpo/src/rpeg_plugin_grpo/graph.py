@@ -5,40 +5,24 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
-import attrs
-
-from rpeg_core import Rpeg, RpegBuilder, setting
+from rpeg_core import Rpeg, RpegBuilder
 from rpeg_core.errors import ExperimentError
 from rpeg_core.planning.structures import Structure
 from rpeg_core.spec.models import ModelSpec
 from rpeg_core.spec.workload import Workload
+from rpeg_plugin_grpo.settings import Settings
 
-__all__ = ["Settings", "build"]
+__all__ = ["build"]
 
 _SECONDS = "settings.grpo.reward_seconds_per_sample"
-
-
-@attrs.frozen(kw_only=True)
-class Settings:
-    """Settings of ``grpo``."""
-
-    explicit_rollout_edges: bool = setting(
-        False,
-        help="Charge the transfer of completions and actor log-probabilities from generation to training.",
-    )
-    reward_seconds_per_sample: float | None = setting(
-        None,
-        help="Time of the reward function for one response on one worker; needed without a reward model.",
-        unit="s",
-        minimum=0.0,
-    )
 
 
 def build(workload: Workload, models: Mapping[str, ModelSpec], structure: Structure, settings: Settings) -> Rpeg:
     """One step of GRPO, 4 operators.
 
     Args:
-        workload: gives B, R >= 2 (the group), Lp, Lr and s_b, the bytes of an element of every container.
+        workload: gives B, R >= 2 (the group), Lp, Lr and s_b, the bytes of an element of every container, of weights
+            alone when ``data_bytes_per_element`` is set.
         models: specs of ``actor``, ``reference`` and, unless the reward is a function, ``reward``.
         structure: the staleness of ``actor``.
         settings: ``reward_seconds_per_sample`` is the cost of the reward function that takes the place of the
@@ -56,7 +40,8 @@ def build(workload: Workload, models: Mapping[str, ModelSpec], structure: Struct
         b.model("reward", models["reward"], trainable=False)
     b.model("reference", models["reference"], trainable=False)
 
-    data = functools.partial(b.data, bytes_per_element=workload.bytes_per_element)
+    width = settings.data_bytes_per_element or workload.bytes_per_element
+    data = functools.partial(b.data, bytes_per_element=width)
     prompts = data("prompts", elements=workload.prompts * workload.prompt_tokens)
     completions = data("completions", elements=workload.tokens_per_step)
     actor_logprobs = data("actor_logprobs", elements=per_token)

@@ -7,39 +7,38 @@ from collections.abc import Mapping
 
 import attrs
 
-from rpeg_core import Rpeg, RpegBuilder, setting
+from rpeg_core import Rpeg, RpegBuilder
 from rpeg_core.errors import ExperimentError
 from rpeg_core.planning.structures import Structure
 from rpeg_core.spec.models import Head, ModelSpec
 from rpeg_core.spec.workload import Workload
+from rpeg_plugin_ppo.settings import Settings
 
-__all__ = ["Settings", "build"]
+__all__ = ["build"]
 
-
-@attrs.frozen(kw_only=True)
-class Settings:
-    """Settings of ``ppo``."""
-
-    explicit_rollout_edges: bool = setting(
-        False,
-        help="Charge the transfer of completions and actor log-probabilities from generation to training.",
-    )
+_SECONDS = "settings.ppo.reward_seconds_per_sample"
 
 
 def build(workload: Workload, models: Mapping[str, ModelSpec], structure: Structure, settings: Settings) -> Rpeg:
     """One step of PPO: 6 operators, or 5 when actor and critic share a backbone.
 
     Args:
-        workload: gives B, R, Lp, Lr and s_b, the bytes of an element of every container (paper, table VIII).
-        models: specs of ``actor``, ``critic``, ``reward`` and ``reference``.
+        workload: gives B, R, Lp, Lr and s_b, the bytes of an element of every container (paper, table VIII), of
+            weights alone when ``data_bytes_per_element`` is set.
+        models: specs of ``actor``, ``critic``, ``reference`` and, unless the reward is a function, ``reward``.
         structure: ``actor_critic_sharing`` selects PPO-AC, whose one trainable model is ``actor_critic``: the
             actor with a language-model and a scalar head. **[choice]** Its inference recomputes the values.
         settings: with ``explicit_rollout_edges`` training gets what generation writes over edges of its own;
             otherwise it reaches training through the assessment operators (paper, table IX).
+            ``reward_seconds_per_sample`` is the cost of the reward function that takes the place of the reward
+            model. With ``kl_penalty`` "reward" the critic's training reads ``actor_logprobs`` too, which its
+            returns then depend on; the paper's interface of that operator lacks it.
 
     Raises:
-        ExperimentError: actor and critic are to share a backbone but differ in architecture.
+        ExperimentError: actor and critic are to share a backbone but differ in architecture; neither a reward
+            model nor the cost of a function, or both.
     """
+    _check_reward(models, settings)
     per_token = workload.sequences * workload.response_tokens
     shared = structure.actor_critic_sharing
 
@@ -51,10 +50,12 @@ def build(workload: Workload, models: Mapping[str, ModelSpec], structure: Struct
         actor, critic = "actor", "critic"
         for name in (actor, critic):
             b.model(name, models[name], trainable=True, staleness=structure.tau(name))
-    b.model("reward", models["reward"], trainable=False)
+    if "reward" in models:
+        b.model("reward", models["reward"], trainable=False)
     b.model("reference", models["reference"], trainable=False)
 
-    data = functools.partial(b.data, bytes_per_element=workload.bytes_per_element)
+    width = settings.data_bytes_per_element or workload.bytes_per_element
+    data = functools.partial(b.data, bytes_per_element=width)
     prompts = data("prompts", elements=workload.prompts * workload.prompt_tokens)
     completions = data("completions", elements=workload.tokens_per_step)
     actor_logprobs = data("actor_logprobs", elements=per_token)
@@ -64,13 +65,22 @@ def build(workload: Workload, models: Mapping[str, ModelSpec], structure: Struct
 
     rollout = b.generation(f"{actor}_generation", actor, reads=[prompts], writes=[completions, actor_logprobs])
     reference = b.inference("reference_inference", "reference", reads=[completions], writes=[reference_logprobs])
-    reward = b.inference("reward_inference", "reward", reads=[completions], writes=[rewards])
+    if settings.reward_seconds_per_sample is None:
+        reward = b.inference("reward_inference", "reward", reads=[completions], writes=[rewards])
+    else:
+        reward = b.function(
+            "reward_function",
+            reads=[completions],
+            writes=[rewards],
+            seconds_per_sample=settings.reward_seconds_per_sample,
+        )
     value = b.inference(f"{critic}_inference", critic, reads=[completions], writes=[values])
     signals = (completions, reference_logprobs, rewards, values)
     actor_training = b.training(f"{actor}_training", actor, reads=[*signals, actor_logprobs])
     trainings = [actor_training]
     if not shared:
-        trainings.append(b.training(f"{critic}_training", critic, reads=signals))
+        also = [actor_logprobs] if settings.kl_penalty == "reward" else []
+        trainings.append(b.training(f"{critic}_training", critic, reads=[*signals, *also]))
 
     b.connect(rollout, completions, reference, reward, value)
     b.connect(reference, reference_logprobs, *trainings)
@@ -84,13 +94,31 @@ def build(workload: Workload, models: Mapping[str, ModelSpec], structure: Struct
     return b.build()
 
 
+def _check_reward(models: Mapping[str, ModelSpec], settings: Settings) -> None:
+    seconds = settings.reward_seconds_per_sample
+    if "reward" not in models and seconds is None:
+        raise ExperimentError(
+            f"models.reward is missing and {_SECONDS} is not set",
+            facts=["allowed: a reward model, or a reward function whose cost is stated"],
+            hint="add models.reward, or settings: {ppo: {reward_seconds_per_sample: SECONDS}}",
+        )
+    if "reward" in models and seconds is not None:
+        raise ExperimentError(
+            f"models.reward is {models['reward'].name} and {_SECONDS} is {seconds}",
+            facts=["allowed: a reward model or a reward function, not both"],
+            hint=f"remove models.reward or {_SECONDS}",
+        )
+
+
 def _shared_backbone(models: Mapping[str, ModelSpec]) -> ModelSpec:
     """The actor with both heads (paper, A-J2b, S1)."""
     actor, critic = models["actor"], models["critic"]
     differences = [
         f"{field.name}: actor {getattr(actor, field.name)!r}, critic {getattr(critic, field.name)!r}"
         for field in attrs.fields(ModelSpec)
-        if field.name not in ("name", "source", "head") and getattr(actor, field.name) != getattr(critic, field.name)
+        if field.eq
+        and field.name not in ("name", "source", "head")
+        and getattr(actor, field.name) != getattr(critic, field.name)
     ]
     if differences:
         raise ExperimentError(

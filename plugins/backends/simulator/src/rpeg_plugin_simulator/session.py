@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 import attrs
 
 from rpeg_core import setting
-from rpeg_core.errors import SettingsError
+from rpeg_core.errors import BackendError, SettingsError
 from rpeg_core.passes.lower import Node
 from rpeg_core.planning.plan import Plan
 from rpeg_core.planning.recheck import recheck
 from rpeg_core.plugins.registry import Registry
+from rpeg_core.runtime.session import TRACE_FILE, RunRequest
 from rpeg_core.runtime.trace import Record, Trace, TraceHeader
 from rpeg_plugin_simulator.comparison import Cause, causes
-from rpeg_plugin_simulator.simulation import simulate
+from rpeg_plugin_simulator.simulation import Simulation, simulate
 
 __all__ = ["Settings", "SimulatorSession", "open_session"]
 
@@ -52,41 +53,53 @@ class SimulatorSession:
     ) -> None:
         pass
 
-    def run(
-        self,
-        steps: int | None = None,
-        progress: Callable[[int, Mapping[str, float]], None] | None = None,
-    ) -> Trace:
-        """Execute ``steps`` RL steps (the setting by default).
+    def run(self, request: RunRequest) -> Trace:
+        """Execute RL steps; the metrics of a step are ``{"seconds", "time_s"}`` in virtual time.
 
-        Args:
-            steps: RL steps.
-            progress: called at the end of each step with its number and ``{"seconds", "time_s"}``: virtual seconds
-                since the step before it ended, and since the start.
+        Raises:
+            BackendError: asked to resume.
         """
+        if request.resume:
+            raise BackendError("the simulator keeps no checkpoints to resume from", hint="leave --resume out")
         plan, settings = self._plan, self._settings
         records: list[Record] = []
-        previous_s = 0.0
+        steps = settings.steps if request.steps is None else request.steps
+        ends_s: list[float] = []
 
         def step_finished(step: int, time_s: float) -> None:
-            nonlocal previous_s
-            if progress is not None:
-                progress(step, {"seconds": time_s - previous_s, "time_s": time_s})
-            previous_s = time_s
+            seconds = time_s - (ends_s[-1] if ends_s else 0.0)
+            ends_s.append(time_s)
+            request.step_finished(step, {"seconds": seconds, "time_s": time_s})
 
         simulated = simulate(
             plan.rpeg,
             plan.assignments,
             plan.workload,
             self._seconds_of,
-            steps=settings.steps if steps is None else steps,
+            steps=steps,
             options=plan.options,
             noise=settings.noise,
             sample_lengths=settings.sample_lengths,
             seed=settings.seed,
             record=records.append,
             step_finished=step_finished,
+            cancelled=request.cancelled,
         )
+        header = TraceHeader(
+            plan=plan.digest,
+            backend="simulator",
+            steps=steps,
+            clock="virtual",
+            notes=(*(self._reasons(simulated) if simulated.steps == steps else ()), *self._differences),
+        )
+        trace = Trace(header, tuple(records))
+        if request.output is not None:
+            trace.write(request.output / TRACE_FILE)
+        return trace
+
+    def _reasons(self, simulated: Simulation) -> list[str]:
+        """Why a simulated step does not take the predicted time."""
+        plan = self._plan
         found = causes(
             plan.rpeg,
             plan.assignments,
@@ -97,14 +110,7 @@ class SimulatorSession:
             simulated,
             plan.prediction.step_s,
         )
-        header = TraceHeader(
-            plan=plan.digest,
-            backend="simulator",
-            steps=simulated.steps,
-            clock="virtual",
-            notes=(*_notes(found), *self._differences),
-        )
-        return Trace(header, tuple(records))
+        return _notes(found)
 
 
 def open_session(plan: Plan, settings: Settings) -> SimulatorSession:

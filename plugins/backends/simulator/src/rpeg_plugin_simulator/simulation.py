@@ -14,7 +14,7 @@ from rpeg_core.passes.lower import Node
 from rpeg_core.planning.assignment import ExecutionPlan
 from rpeg_core.runtime.engine import Engine
 from rpeg_core.runtime.protocol import Dispatch, NodeFinished, Release
-from rpeg_core.runtime.trace import Ended, Record, Started, Transferred, dispatch_records, release_record
+from rpeg_core.runtime.trace import Ended, Record, Started, Stopped, Transferred, dispatch_records, release_record
 from rpeg_core.runtime.window import Window
 from rpeg_core.spec.workload import Workload
 from rpeg_plugin_simulator.durations import Durations
@@ -27,7 +27,7 @@ StepFinished = Callable[[int, float], None]
 
 @attrs.frozen(kw_only=True)
 class Simulation:
-    """The outcome of a simulated run; times in virtual seconds."""
+    """The outcome of a simulated run; times in virtual seconds. A run that was cancelled has fewer steps."""
 
     steps: int
     makespan_s: float
@@ -52,6 +52,7 @@ def simulate(
     seed: int = 0,
     record: Callable[[Record], None] | None = None,
     step_finished: StepFinished | None = None,
+    cancelled: Callable[[], bool] | None = None,
 ) -> Simulation:
     """Execute a configuration for ``steps`` RL steps in virtual time.
 
@@ -63,11 +64,12 @@ def simulate(
         noise, sample_lengths, seed: see :class:`Durations`.
         record: gets every record of the trace; memory stays constant without it.
         step_finished: observes the end of steps.
+        cancelled: asked before each event; the run stops where it is once it says true.
     """
     options = EvaluationOptions() if options is None else options
     window = Window(rpeg, assignments, workload, split_lengths=options.split_lengths)
     durations = Durations(window, workload, seconds_of, noise=noise, sample_lengths=sample_lengths, seed=seed)
-    return run_window(window, durations, steps, record=record, step_finished=step_finished)
+    return run_window(window, durations, steps, record=record, step_finished=step_finished, cancelled=cancelled)
 
 
 def run_window(
@@ -77,6 +79,7 @@ def run_window(
     *,
     record: Callable[[Record], None] | None = None,
     step_finished: StepFinished | None = None,
+    cancelled: Callable[[], bool] | None = None,
 ) -> Simulation:
     """Execute ``steps`` steps of a window; nodes that end at one time are reported to the engine together."""
     engine = Engine(window, steps)
@@ -102,6 +105,10 @@ def run_window(
             steps_done += 1
         if engine.stopped:
             return Simulation(steps=steps, makespan_s=now_s, nodes=engine.counters.finished)
+        if cancelled is not None and cancelled():
+            if record is not None:
+                record(Stopped(now_s, "interrupted", engine.steps_done))
+            return Simulation(steps=engine.steps_done, makespan_s=now_s, nodes=engine.counters.finished)
         now_s = ends[0][0]
         finished = []
         while ends and ends[0][0] == now_s:

@@ -17,12 +17,10 @@ from typing import TypeVar
 import numpy as np
 
 from rpeg_core.costing.batches import Floats, Ints
-from rpeg_core.passes.score import Evaluation
 from rpeg_core.planning.problem import Problem
-from rpeg_core.planning.search import Incumbent, Progress, SearchBudget, Solution
-from rpeg_plugin_annealing.chain_kernel import scores
+from rpeg_core.planning.search import Incumbent, Progress, SearchBudget
 
-__all__ = ["Account", "cores", "evaluation_of"]
+__all__ = ["Account", "cores"]
 
 WATCH_S = 0.01
 """How often the clock and the cancellation are looked at."""
@@ -102,19 +100,8 @@ class Account:
         return [future.result() for future in futures]
 
     def offer(self, structure: int, choices: Ints, results: Floats) -> None:
-        """Consider evaluated choices: the fastest feasible one first, for values are relative to it."""
-        if not len(results):
-            return
-        incumbent = self.incumbent
-        feasible = np.flatnonzero(results[:, 2] <= 1.0)
-        rows = [int(np.argmin(results[:, 2]))]
-        if len(feasible):
-            rows.append(int(feasible[np.argmax(results[feasible, 1])]))
-            top = max(incumbent.best_tokens_per_s, results[rows[-1], 1])
-            rows.append(int(feasible[np.argmax(scores(incumbent.objective, results[feasible], top))]))
-        for row in rows:
-            solution = Solution(structure, tuple(choices[row].tolist()))
-            incumbent.offer(solution, evaluation_of(results[row]), self.evaluations)
+        """Consider evaluated choices."""
+        self.incumbent.offer_rows(structure, choices, results, self.evaluations)
 
     def spent(self) -> float:
         """Share of the budget that is spent, 0..1; the larger share when it has two limits."""
@@ -134,15 +121,3 @@ class Account:
 
     def _interrupted(self) -> bool:
         return self._progress.cancelled or time.monotonic() >= self._deadline
-
-
-def evaluation_of(row: Floats) -> Evaluation:
-    """A row of results."""
-    makespan, tokens_per_s, peak_ratio, utilization, used = row.tolist()
-    return Evaluation(
-        makespan_s=makespan,
-        tokens_per_s=tokens_per_s,
-        peak_ratio=peak_ratio,
-        utilization=utilization,
-        used_gpus=int(used),
-    )

@@ -48,6 +48,12 @@ class Settings:
     allocation: Literal["even", "promising"] = setting(
         "promising", help="Structures share the budget evenly, as in the paper, or by what a first pass found."
     )
+    proof_share: float = setting(
+        0.3,
+        help="Share of the budget that branch and bound may take first (not in the paper); 0: none, chains only.",
+        minimum=0.0,
+        maximum=0.9,
+    )
     split_starts: bool = setting(
         True, help="Also start chains from the best splits of the cluster in two parts (not in the paper)."
     )

@@ -6,10 +6,14 @@ then the structures are ranked by the value of their best plan, and each gets ha
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from rpeg_core.errors import UsageError
 from rpeg_core.planning.assignment import ExecutionPlan
+from rpeg_core.planning.bounds import can_split
+from rpeg_core.planning.exact import Proof, prove
 from rpeg_core.planning.problem import Problem, StructureProblem
 from rpeg_core.planning.search import Progress, SearchBudget, SearchResult, Solution
 from rpeg_plugin_annealing.account import Account, cores
@@ -21,7 +25,10 @@ from rpeg_plugin_annealing.structure_search import StructureSearch
 __all__ = ["prepare", "run"]
 
 FIRST_PASS = 0.3
-"""Share of the budget that all structures have in equal parts when it is then given to the promising ones."""
+"""Share of the chains' budget that all structures have in equal parts when it is then given to the promising ones."""
+
+BOX = 3
+"""Evaluations that take as long as the bound of one set of plans."""
 
 LAST_SHARE = 0.02
 """What a polish leaves of the budget is searched again, unless it is less than this share."""
@@ -49,8 +56,10 @@ def run(
 
 
 def prepare(problem: Problem) -> None:
-    """Compile or load the kernels, by two evaluations of the first structure that has candidates."""
+    """Compile or load the kernels: a proof of one evaluation, two more of the first structure that has candidates."""
     settings, budget = Settings(split_starts=False), SearchBudget(evaluations=2)
+    with Account(problem, SearchBudget(evaluations=1), Progress(), 1) as account:
+        _Run(problem, SearchBudget(evaluations=1), settings, Progress(), account).prove(1.0)
     with Account(problem, budget, Progress(), 1) as account:
         run = _Run(problem, budget, settings, Progress(), account)
         for index in run.indices[:1]:
@@ -71,29 +80,51 @@ class _Run:
         self.directories: dict[int, tuple[Directory, ...]] = {}
 
     def result(self) -> SearchResult:
-        account, settings = self.account, self.settings
-        kept = 1 - (settings.polish_share if settings.polish else 0.0)
-        promising = settings.allocation == "promising" and len(self.indices) > 1
-        self.search_all(dict.fromkeys(self.indices, 1.0), FIRST_PASS * kept if promising else kept)
-        if promising:
-            self.search_all(self.promise(), kept)
-        for search in self.searches.values():
-            search.offer_again()
-        converged = not settings.polish or self.polish_and_resume()
-        if self.progress.cancelled:
-            stopped = "cancelled"
-        else:
-            finished = all(i in self.searches and self.searches[i].finished for i in self.indices)
-            stopped = "finished" if converged and finished else "budget"
+        account = self.account
+        proof = self.prove(self.settings.proof_share)
+        stopped = "finished" if proof is not None and proof.complete else self.anneal()
         account.report()
         best = account.incumbent.best
         if best is not None:  # evaluated as any other caller does, which explains what cannot be
             self.problem.structures[best.structure].evaluator.evaluate(best.choice)
-        return account.incumbent.result(account.evaluations, stopped)
+        gap = None if proof is None else proof.gap(account.incumbent)
+        return account.incumbent.result(account.evaluations, stopped, gap)
 
-    def search_all(self, weights: dict[int, float], share: float) -> None:
-        """Search structures until ``share`` of the budget is spent, each in proportion to its weight."""
-        left = sum(weights.values())
+    def prove(self, share: float) -> Proof | None:
+        """Branch and bound with a share of the budget; None where it does not apply.
+
+        Where chains may not choose microbatches (A3) there is none: it searches all candidates.
+        """
+        structures = [self.problem.structures[index] for index in self.indices]
+        if not share or not self.settings.microbatch_tuning or not all(map(can_split, structures)):
+            return None
+        if self.progress.cancelled or not structures:
+            return None
+        budget = self.until(share, 1.0)
+        boxes = math.inf if budget.evaluations is None else max(1, budget.evaluations // BOX)
+        proof = prove(self.problem, budget, self.progress.part(share), self.account.incumbent, most_boxes=boxes)
+        self.account.evaluations += proof.evaluations
+        return proof
+
+    def anneal(self) -> str:
+        """Search all structures with chains, then polish; returns why it ended."""
+        settings = self.settings
+        kept = 1 - (settings.polish_share if settings.polish else 0.0)
+        promising = settings.allocation == "promising" and len(self.indices) > 1
+        self.search_all(dict.fromkeys(self.indices, 1.0), kept, FIRST_PASS if promising else 1.0)
+        if promising:
+            self.search_all(self.promise(), kept, 1.0)
+        for search in self.searches.values():
+            search.offer_again()
+        converged = not settings.polish or self.polish_and_resume()
+        if self.progress.cancelled:
+            return "cancelled"
+        finished = all(i in self.searches and self.searches[i].finished for i in self.indices)
+        return "finished" if converged and finished else "budget"
+
+    def search_all(self, weights: dict[int, float], share: float, part: float) -> None:
+        """Search structures by their weights, for ``part`` of what is left of ``share`` of the budget."""
+        left = sum(weights.values()) / part
         for index, weight in weights.items():
             self.account.allow(self.until(share, weight / left))
             self.search(index)
@@ -123,7 +154,7 @@ class _Run:
             goal = account.incumbent.best or account.incumbent.nearest
             if goal is None:
                 return True
-            search = self.searches[goal.structure]
+            search = self.searching(goal.structure)
             if search.finished:
                 return True
             account.allow(self.budget)
@@ -183,9 +214,9 @@ class _Run:
         return build_directories(structure, microbatch_tuning=self.settings.microbatch_tuning)
 
     def inherited(self, index: int) -> list[Choice]:
-        """Elite plans of other structures with the same operators, as choices of this one."""
-        structure = self.problem.structures[index]
-        found: list[Choice] = []
+        """The incumbent, and elite plans of other structures with the same operators, as choices of this one."""
+        structure, best = self.problem.structures[index], self.account.incumbent.best
+        found: list[Choice] = [best.choice] if best is not None and best.structure == index else []
         for other in sorted(set(self.searches) - {index}):
             source = self.problem.structures[other]
             if source.operators != structure.operators:

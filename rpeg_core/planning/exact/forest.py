@@ -10,9 +10,8 @@ from rpeg_core.passes.score import Objective
 from rpeg_core.planning.bounds import tree
 from rpeg_core.planning.bounds.state import Scratch, build_scratch
 from rpeg_core.planning.bounds.tables import FEWEST, ROOT, ROW_FIRST, ROW_STOP, START_FIRST, BoxTables, build_box_tables
-from rpeg_plugin_exhaustive.account import MAKESPAN, PEAK_RATIO, Account
-from rpeg_plugin_exhaustive.descent import descend
-from rpeg_plugin_exhaustive.settings import Settings
+from rpeg_core.planning.exact.account import MAKESPAN, PEAK_RATIO, Account
+from rpeg_core.planning.exact.descent import descend
 
 __all__ = ["RELATIVE_PRECISION", "Forest", "Goal"]
 
@@ -67,7 +66,7 @@ class _Tree:
     makespan: float = 0.0  # the least bound of the open boxes, infinite when there are none
 
     @classmethod
-    def build(cls, account: Account, index: int, settings: Settings) -> _Tree:
+    def build(cls, account: Account, index: int, open_boxes: int) -> _Tree:
         tables = build_box_tables(
             account.problem.structures[index], account.evaluators[index].tables, keep_dominated=True
         )
@@ -75,7 +74,7 @@ class _Tree:
         return cls(
             tables=tables,
             scratch=scratch,
-            frontier=tree.build_frontier(tables, scratch, settings.open_boxes + len(tables.starts)),
+            frontier=tree.build_frontier(tables, scratch, open_boxes + len(tables.starts)),
             fewest_gpus=int(tables.groups[tables.operators[:, ROOT], FEWEST].max()),
         )
 
@@ -92,35 +91,51 @@ class _Tree:
 
 
 class Forest:
-    """One tree per structure; the most promising one is worked on."""
+    """One tree per structure; the most promising one is worked on.
 
-    def __init__(self, account: Account, settings: Settings) -> None:
-        self._account, self._settings = account, settings
+    Args:
+        account: of the run.
+        open_boxes: boxes that a tree keeps open at most; a full tree ends the search.
+        evaluated_at_once: boxes of so many plans or fewer are evaluated instead of split.
+    """
+
+    def __init__(self, account: Account, open_boxes: int, evaluated_at_once: int) -> None:
+        self._account, self._evaluated_at_once = account, evaluated_at_once
         options, workload = account.problem.options, account.problem.workload
         self._descents = 0  # evaluations spent on them
         self._tokens = float(options.steps * workload.tokens_per_step)
-        self._trees = {index: _Tree.build(account, index, settings) for index in account.evaluators}
-        for one in self._trees.values():
-            tree.grow(one.tables, one.frontier, one.scratch, np.inf, 0, 1)  # compiles, or loads what was compiled
+        self._open_boxes = open_boxes
+        self._trees: dict[int, _Tree] = {}
+        for index in list(account.evaluators)[:1]:  # compiles, or loads what was compiled
+            one = self._tree(index)
+            tree.grow(one.tables, one.frontier, one.scratch, np.inf, 0, 1)
+            everything = tree.build_frontier(one.tables, one.scratch, 1)
+            tree.pop(everything, np.empty_like(everything.branch_order), np.empty_like(everything.branch_order))
 
-    def gap(self) -> float | None:
-        """How far the incumbent's throughput can be below the best at most; None without an incumbent."""
-        best = self._account.incumbent.best_tokens_per_s
-        if best <= 0.0:
-            return None
-        least = min(t.makespan for t in self._trees.values())
-        return max(0.0, 1.0 - best * least / self._tokens)
+    def limit_tokens_per_s(self) -> float:
+        """No plan is faster, unless it is the incumbent."""
+        least = min(map(self._makespan, self._account.evaluators), default=np.inf)
+        return self._tokens / least if least > 0.0 else np.inf
 
     def search(self, goal: Goal, share: float) -> bool:
         """Work until every plan is evaluated or excluded; False when the share of the budget is spent before."""
         while True:
-            index = min(self._trees, key=lambda i: self._trees[i].makespan, default=None)
-            if index is None or self._trees[index].makespan == np.inf:
+            index = min(self._account.evaluators, key=self._makespan, default=None)
+            if index is None or self._makespan(index) == np.inf:
                 return True
-            chosen = self._trees[index]
-            if not self._account.goes_on(share) or not self._advance(index, chosen, goal, share):
+            if not self._account.goes_on(share) or not self._advance(index, self._tree(index), goal, share):
                 return False
             self._account.report()
+
+    def _tree(self, index: int) -> _Tree:
+        """The tree of a structure, built when it is first worked on: for a thousand GPUs that takes 0.1 s."""
+        if index not in self._trees:
+            self._trees[index] = _Tree.build(self._account, index, self._open_boxes)
+        return self._trees[index]
+
+    def _makespan(self, index: int) -> float:
+        """No plan of the structure that is still to be considered is faster."""
+        return self._trees[index].makespan if index in self._trees else 0.0
 
     def _improve(self, index: int, choice: Ints, share: float) -> None:
         """Descend from a plan that the tree came upon, as long as descents have their share of the evaluations."""
@@ -135,11 +150,12 @@ class Forest:
         stop = frontier.counts[bounded] + BOXES_AT_ONCE
         while frontier.counts[bounded] < stop and self._account.goes_on(share):
             cutoff = goal.cutoff(self._tokens, chosen.fewest_gpus, self._account)
-            plans = int(min(self._settings.evaluated_at_once, self._account.evaluations_left))
+            plans = int(min(self._evaluated_at_once, self._account.evaluations_left))
             before = int(frontier.counts[bounded])
             chosen.makespan, small = tree.grow(
                 chosen.tables, frontier, chosen.scratch, cutoff, int(stop - before), plans
             )
+            self._account.boxes += int(frontier.counts[bounded]) - before
             if not small:
                 return chosen.makespan == np.inf or frontier.counts[bounded] >= stop
             choices = chosen.take()

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from rpeg_core.costing.batches import Floats
+from rpeg_core.planning.exact.account import MAKESPAN, PEAK_RATIO, Account
 from rpeg_core.planning.problem import StructureProblem
 from rpeg_core.planning.starts import colocated, concurrent
-from rpeg_plugin_exhaustive.account import MAKESPAN, PEAK_RATIO, Account
 
 __all__ = ["descend", "first_plans"]
 

@@ -1,0 +1,57 @@
+"""Which models this backend can run, and in which layouts. No torch in this module: the plan check calls it."""
+
+from __future__ import annotations
+
+from rpeg_core.planning.assignment import Layout
+from rpeg_core.spec.models import ModelSpec, Norm
+
+__all__ = ["FAMILIES", "check_layout", "check_model"]
+
+FAMILIES = ("inline", "llama", "mistral", "qwen2", "qwen3")
+"""Gated decoders with RMSNorm and rotary positions; ``inline`` stands for dimensions written in the experiment."""
+
+
+def check_model(spec: ModelSpec) -> str | None:
+    """Why this backend cannot run a model in any layout, as a sentence, or None when it can."""
+    if spec.family not in FAMILIES:
+        return f"model {spec.name}: family {spec.family!r} is not one of {', '.join(FAMILIES)}"
+    unsupported = {
+        "a mixture of experts": spec.moe is not None,
+        "latent attention": spec.latent_attention is not None,
+        "learned positions": spec.learned_positions > 0,
+        "a feed-forward network without gate": not spec.gated_ffn,
+        "LayerNorm": spec.norm is not Norm.RMS,
+        f"{spec.norms_per_layer} norms per layer": spec.norms_per_layer != 2,
+    }
+    for what, found in unsupported.items():
+        if found:
+            return f"model {spec.name} has {what}"
+    # Megatron-Core has biases on all projections, on none, or on q, k and v alone.
+    biases = (spec.qkv_bias, spec.output_bias, spec.ffn_bias)
+    if biases not in ((False, False, False), (True, False, False), (True, True, True)):
+        stated = f"qkv_bias {spec.qkv_bias}, output_bias {spec.output_bias}, ffn_bias {spec.ffn_bias}"
+        return f"model {spec.name} has {stated}: biases are on all projections, on q, k and v, or on none"
+    return None
+
+
+def check_layout(spec: ModelSpec, layout: Layout) -> str | None:
+    """Why this backend cannot run a model in a layout, as a sentence, or None when it can.
+
+    Stricter than the planner's rules P1 and P2 in two points: KV heads are divided and never replicated, and so is the
+    vocabulary, which is not padded: parameters are exactly those that `ModelSpec` counts.
+    """
+    problem = check_model(spec)
+    if problem is not None:
+        return problem
+    divided = {
+        "attention heads": spec.heads,
+        "KV heads": spec.kv_heads,
+        "feed-forward columns": spec.ffn,
+        "rows of the embedding": spec.vocab,
+    }
+    for what, count in divided.items():
+        if count % layout.tensor:
+            return f"tp={layout.tensor} does not divide the {count} {what} of {spec.name}"
+    if spec.layers % layout.pipeline:
+        return f"pp={layout.pipeline} does not divide the {spec.layers} layers of {spec.name}"
+    return None

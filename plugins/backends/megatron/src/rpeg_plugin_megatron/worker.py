@@ -1,0 +1,480 @@
+"""What one rank does: it holds its models and artifacts, and executes its part of the nodes that it is told.
+
+All ranks of a node execute it together, in the order in which the controller dispatches; no other rank takes part.
+Which rows travel where follows from the graph (:mod:`rpeg_plugin_megatron.flow`), which boxes of weights from the
+geometry of all installations, which the ranks tell each other once at the start. There are no sockets and no clock of
+the run in this module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from rpeg_core.errors import BackendError, ExecutionError
+from rpeg_core.ir import ContainerKind, Role
+from rpeg_core.passes.lower import Node, NodeKind
+from rpeg_core.planning.plan import Plan
+from rpeg_core.plugins.registry import Registry
+from rpeg_core.runtime.protocol import Artifact
+from rpeg_core.runtime.semantics import Content, load_semantics
+from rpeg_core.runtime.window import Window
+from rpeg_core.settings import build_settings
+from rpeg_plugin_megatron import checkpoint, huggingface
+from rpeg_plugin_megatron.dataset import Limits, open_data
+from rpeg_plugin_megatron.device import Device, choose_device
+from rpeg_plugin_megatron.flow import Flow, Rows
+from rpeg_plugin_megatron.groups import build_groups
+from rpeg_plugin_megatron.installations import Installation, first_weights, role_of, spec_to_run
+from rpeg_plugin_megatron.messages import Done, Execute
+from rpeg_plugin_megatron.model import build_shard
+from rpeg_plugin_megatron.operators import Job, Operators, row_shape
+from rpeg_plugin_megatron.places import Place
+from rpeg_plugin_megatron.regroup import RowMover
+from rpeg_plugin_megatron.sampling import Sampling
+from rpeg_plugin_megatron.settings import Settings
+from rpeg_plugin_megatron.shards import Fragment
+from rpeg_plugin_megatron.store import RowsKey, RowsValue, Store, WeightsKey
+from rpeg_plugin_megatron.train import Trainer
+from rpeg_plugin_megatron.transfer import BUCKET_BYTES, Held, Route, move, route
+
+__all__ = ["Worker"]
+
+Installed = tuple[str, Place]
+"""Model and place."""
+
+
+class Worker:
+    """One rank of a run.
+
+    Args:
+        rank: global rank, the device of the plan with that index.
+        world: number of ranks.
+        plan: what will run.
+        settings: of the backend.
+    """
+
+    def __init__(self, rank: int, world: int, plan: Plan, settings: Settings) -> None:
+        self.rank, self.world, self.plan, self.settings = rank, world, plan, settings
+        self.window = Window(plan.rpeg, plan.assignments, plan.workload, split_lengths=plan.options.split_lengths)
+        self.flow = Flow(self.window, plan.assignments)
+        self.store = Store()
+        self.installations: dict[Installed, Installation] = {}
+        self._routes: dict[tuple[str, Place, Place], Route] = {}
+        self._owns_world = False
+
+    # Setting up
+
+    def setup(self, store: dist.Store | None = None) -> str:
+        """Join the world, build every model and give it its first weights; collective over the world.
+
+        Args:
+            store: where the ranks meet; None for what the environment says, as under torchrun. A world that this
+                process is in already is used as it is.
+
+        Returns:
+            The device in words.
+
+        Raises:
+            BackendError: the plan cannot run on this device, or a model is not supported.
+            SettingsError, DataError: the data or the reward cannot be used.
+        """
+        settings, plan = self.settings, self.plan
+        self.device = choose_device(
+            settings.device, settings.precision, local_rank=int(os.environ.get("LOCAL_RANK", self.rank))
+        )
+        self._check_plan()
+        self.device.make_deterministic()
+        self._join(store)
+        places = {name: Place(a.allocation, a.layout) for name, a in plan.assignments.items()}
+        self._places = {op.name: places[op.name] for op in plan.rpeg.operators}
+        self._groups = build_groups(tuple(self._places.values()))
+        self._open_data()
+        self._install()
+        self._held = self._exchange_geometry()
+        # NCCL wants all ranks in the first operation of a group; transfers between some of them come later.
+        dist.all_reduce(torch.zeros(1, device=self.device.torch))
+        return _words(self.device)
+
+    def _check_plan(self) -> None:
+        width = self.plan.workload.bytes_per_element
+        if width != self.device.bytes_per_element:
+            raise BackendError(
+                f"the plan is for weights of {width} bytes, this worker computes with {self.device.bytes_per_element}",
+                facts=[f"device: {self.device.torch}, {self.device.dtype}"],
+                hint=f"plan with workload.bytes_per_element: {self.device.bytes_per_element}",
+            )
+
+    def _join(self, store: dist.Store | None) -> None:
+        if dist.is_initialized():
+            return
+        dist.init_process_group(
+            self.device.backend,
+            store=store,
+            rank=self.rank,
+            world_size=self.world,
+            timeout=datetime.timedelta(seconds=self.settings.node_timeout_s),
+        )
+        self._owns_world = True
+
+    def _open_data(self) -> None:
+        plan, settings, workload = self.plan, self.settings, self.plan.workload
+        name = plan.experiment.algorithm
+        template = Registry().get("algorithm", name).record
+        values = plan.experiment.settings.get(name, {})
+        semantics = load_semantics(template)
+        inputs = [c.name for c in plan.rpeg.containers if c.kind is ContainerKind.DATA and c.name in plan.rpeg.inputs]
+        self._data = open_data(
+            data=settings.data,
+            task=settings.task,
+            tokenizer=settings.tokenizer,
+            chat_template=settings.chat_template,
+            reward=settings.reward,
+            seed=settings.seed,
+            prompts=workload.prompts,
+            limits=Limits(prompt_tokens=workload.prompt_tokens, response_tokens=workload.response_tokens),
+            pairs=any(semantics.contents[container] is Content.SEQUENCES for container in inputs),
+            base_dir=Path.cwd(),
+        )
+        job = Job(
+            graph=plan.rpeg,
+            semantics=semantics,
+            settings=build_settings(template.settings, values, where=f"settings.{name}"),
+            workload=workload,
+            data=self._data,
+            sampling=Sampling(temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p),
+            seed=settings.seed,
+            device=self.device.torch,
+        )
+        self._job, self._operators = job, Operators(job)
+        self._mover = RowMover(
+            self.rank, workload, lambda name: row_shape(semantics.contents[name], workload), self.device.torch
+        )
+
+    def _install(self) -> None:
+        """Build this rank's installations; version 0 where something will read it."""
+        graph = self.plan.rpeg
+        trained = {(op.model, self._places[op.name]): op.name for op in graph.operators if op.role is Role.TRAINING}
+        initial = {
+            (graph.container(artifact.container).model, Place(artifact.allocation, artifact.layout))
+            for artifact in self.window.initial
+        }
+        for operator in graph.operators:
+            key = (operator.model, self._places[operator.name])
+            if operator.model is None or key in self.installations or key[1] not in self._groups:
+                continue
+            model = graph.model(operator.model)
+            spec = spec_to_run(self.plan.experiment, model.name, model.spec)
+            recompute = key in trained and self.settings.recompute == "full"
+            shard = build_shard(spec, self._groups[key[1]], device=self.device, recompute=recompute)
+            installation = self.installations[key] = Installation(model.name, key[1], shard, changes=model.trainable)
+            if key in trained or key in initial or not model.trainable:
+                installation.fill(0, first_weights(self.plan.experiment, model.name, spec, self.settings.seed))
+            if key in trained:
+                optimizer = self._job.semantics.recipe(trained[key], self._job.settings).optimizer
+                installation.train_with(lambda shard, optimizer=optimizer: Trainer(shard, optimizer))
+        for index, artifact in enumerate(self.window.initial):
+            key = (graph.container(artifact.container).model, Place(artifact.allocation, artifact.layout))
+            if key in self.installations:
+                readers = sum(
+                    (-1 - index, artifact.container) == read[1:]
+                    for step in range(self.window.steady_step)
+                    for reads in self.window.shape(step).reads
+                    for read in reads
+                )
+                self.store.put_weights(artifact.node, artifact.container, WeightsKey(*key, 0), readers)
+
+    def _exchange_geometry(self) -> dict[Installed, Held]:
+        """Which fragments every rank of the world holds of which installation."""
+        mine = {key: installation.fragments for key, installation in self.installations.items()}
+        everyone: list[dict[Installed, tuple[Fragment, ...]]] = [{} for _ in range(self.world)]
+        dist.all_gather_object(everyone, mine)
+        found: dict[Installed, dict[int, Sequence[Fragment]]] = {}
+        for rank, theirs in enumerate(everyone):
+            for key, fragments in theirs.items():
+                found.setdefault(key, {})[rank] = fragments
+        return found
+
+    # Executing
+
+    def execute(self, message: Execute) -> Done:
+        """Run this rank's part of a node.
+
+        Raises:
+            ExecutionError: the node is bound to a version that is not here, an artifact is missing, or the work failed.
+        """
+        started_s = time.perf_counter()
+        node = message.node
+        weights = [a for a in message.inputs if self._is_weights(a.container)]
+        for artifact in weights:
+            self.store.read_weights(artifact.node, artifact.container)
+        elements, wire_bytes, metrics = 0, 0, {}
+        if node.kind is NodeKind.OP:
+            wire_bytes, metrics = self._run(node, weights)
+        elif node.model is not None:
+            elements, wire_bytes = self._move_weights(node, weights)
+        else:
+            elements, wire_bytes = self._move_rows(node)
+        self.device.synchronize()
+        width = 0 if node.container is None else self.plan.rpeg.container(node.container).bytes_per_element
+        return Done(
+            rank=self.rank,
+            node=node.index,
+            seconds=time.perf_counter() - started_s,
+            bytes=elements * width,
+            wire_bytes=wire_bytes,
+            metrics=metrics,
+        )
+
+    def drop(self, artifacts: Sequence[Artifact]) -> None:
+        """Forget artifacts; those that are not here are passed over."""
+        for artifact in artifacts:
+            unused = self.store.drop(artifact.node, artifact.container)
+            if unused is not None and self.plan.rpeg.model(unused.model).trainable:
+                self.installations[unused.model, unused.place].release(unused.version)
+
+    def _is_weights(self, container: str) -> bool:
+        return self.plan.rpeg.container(container).kind is ContainerKind.WEIGHTS
+
+    def _run(self, node: Node, weights: Sequence[Artifact]) -> tuple[int, dict[str, float]]:
+        step, position = self.window.locate(node.index)
+        groups = self._groups[self._places[node.operator]]
+        inputs, wire_bytes = self._inputs(node, step, position)
+        shard = trainer = None
+        if node.model is not None:
+            installation = self._bind(node, weights)
+            shard, trainer = installation.shard, installation.trainer
+        training = self.plan.rpeg.operator(node.operator).role is Role.TRAINING
+        if training and self.store.is_awaited(WeightsKey(node.model, groups.place, node.version)):
+            installation.keep()
+        result = self._operators.run(node, groups, inputs, shard, trainer)
+        metrics = dict(result.metrics)
+        for container, value in result.rows.items():
+            whole = value.numbers is None
+            self.store.put_rows(RowsKey(node.index, container, groups.place, whole), value)
+        if training:
+            metrics |= self._staleness(node, step)
+            version = installation.advance()
+            for container in self.plan.rpeg.operator(node.operator).outputs:
+                if self._is_weights(container):
+                    self._note_weights(node, container, WeightsKey(node.model, groups.place, version))
+        return wire_bytes, metrics
+
+    def _staleness(self, node: Node, step: int) -> dict[str, float]:
+        """How many versions older than the one in training the policy, or critic, is that made the step's rows.
+
+        One version makes all sequences of a step, so that this is the staleness of every token.
+        """
+        served = [
+            other.version
+            for other in self.window.nodes(step)
+            if other.kind is NodeKind.OP and other.model == node.model and other.operator != node.operator
+        ]
+        return {"staleness": float(node.version - min(served))} if served else {}
+
+    def _bind(self, node: Node, weights: Sequence[Artifact]) -> Installation:
+        """The installation of an operator's model, with the version that the node is bound to."""
+        place = self._places[node.operator]
+        installation = self.installations[node.model, place]
+        for artifact in weights:
+            self._check_version(node, artifact)
+        training = self.plan.rpeg.operator(node.operator).role is Role.TRAINING
+        if training and installation.trained != node.version:
+            raise _wrong_version(node, node.version, installation.trained)
+        with _naming(node):
+            installation.bind(node.version)
+        return installation
+
+    def _check_version(self, node: Node, artifact: Artifact) -> None:
+        """Whether an artifact of weights is the version that a node is bound to."""
+        with _naming(node):
+            found = self.store.weights(artifact.node, artifact.container)
+        if (found.model, found.version) != (node.model, node.version):
+            raise _wrong_version(node, node.version, found.version)
+
+    def _note_weights(self, node: Node, container: str, key: WeightsKey) -> None:
+        step, position = self.window.locate(node.index)
+        shape = self.window.shape(step)
+        readers = shape.readers[position][shape.writes[position].index(container)]
+        self.store.put_weights(node.index, container, key, len(readers))
+
+    # Rows
+
+    def _key(self, step: int, rows: Rows, part: int = 0) -> RowsKey:
+        return RowsKey(self.window.index(step, rows.makers[part]), rows.container, rows.place, rows.whole)
+
+    def _read(self, step: int, rows: Rows) -> list[RowsValue]:
+        parts = range(1 if rows.whole else len(rows.makers))
+        return [self.store.rows(self._key(step, rows, part)) for part in parts]
+
+    def _inputs(self, node: Node, step: int, position: int) -> tuple[dict[str, RowsValue], int]:
+        """The rows that an operator reads, brought into its own layout where they lie in another one."""
+        place, found = self._places[node.operator], {}
+        pairs = []
+        for rows in self.flow.inputs(step, position):
+            as_is = rows.place == place and (rows.whole or node.phase is not None)
+            if as_is:
+                (found[rows.container],) = self._read(step, rows)
+            else:
+                pairs.append((rows, Rows(rows.container, rows.makers, place, whole=True)))
+        if not pairs:
+            return found, 0
+        if node.phase is not None:
+            raise ExecutionError(
+                f"{node.label} reads {pairs[0][0].container!r} in another layout, which length phases do not allow",
+                hint="give both operators the same degrees, or plan without workload.response_lengths",
+            )
+        shipped = self._mover.ship(pairs, lambda rows: self._read(step, rows))
+        for (rows, _), values in zip(pairs, shipped.values, strict=True):
+            (found[rows.container],) = values
+        return found, shipped.wire_bytes
+
+    def _move_rows(self, node: Node) -> tuple[int, int]:
+        """Run a data transfer with its riders; elements of its own container delivered here, and bytes sent."""
+        step, position = self.window.locate(node.index)
+        own, *riders = self.flow.cargo(step, position)
+        # A rider that is the transfer's own container travels once.
+        same = [cargo for cargo in riders if cargo.source == own.source and _alike(cargo.target, own.target)]
+        cargos = [own, *(cargo for cargo in riders if cargo not in same)]
+        shipped = self._mover.ship([(c.source, c.target) for c in cargos], lambda rows: self._read(step, rows))
+        for cargo, values in zip(cargos, shipped.values, strict=True):
+            self._keep(step, cargo.target, values)
+        for cargo in same:
+            self._keep(step, cargo.target, shipped.values[0])
+        return shipped.elements[0], shipped.wire_bytes
+
+    def _keep(self, step: int, rows: Rows, values: Sequence[RowsValue] | None) -> None:
+        for part, value in enumerate(values or ()):
+            self.store.put_rows(self._key(step, rows, part), value)
+
+    # Weights
+
+    def _move_weights(self, node: Node, weights: Sequence[Artifact]) -> tuple[int, int]:
+        """Publish or redistribute a version; elements delivered here, and bytes sent."""
+        artifact = weights[0]
+        source = Place(artifact.allocation, artifact.layout)
+        target = Place(node.allocation, node.layout)
+        key = (node.model, source, target)
+        if key not in self._routes:
+            self._routes[key] = route(self.rank, self._held[node.model, source], self._held[node.model, target])
+        into = self.installations.get((node.model, target))
+        mine: list[torch.Tensor] = []
+        if (node.model, source) in self.installations:
+            self._check_version(node, artifact)
+            mine = self.installations[node.model, source].views(node.version)
+        targets: list[torch.Tensor] = []
+        if into is not None:
+            # Lowering also redistributes to a trainer, which has the version already and goes on with its own tensors.
+            targets = into.scratch() if into.trained == node.version else into.install(node.version)
+        moved = move(self._routes[key], mine, targets)
+        if into is not None:
+            self._note_weights(node, node.container, WeightsKey(node.model, target, node.version))
+        return moved.elements, moved.wire_bytes
+
+    def _trains(self, model: str, place: Place) -> bool:
+        graph = self.plan.rpeg
+        return any(
+            op.model == model and op.role is Role.TRAINING and self._places[op.name] == place for op in graph.operators
+        )
+
+    # Keeping
+
+    def checkpoint(self, folder: str, step: int) -> None:
+        """Write all that this rank needs to go on at the start of RL step ``step``.
+
+        Raises:
+            BackendError: the folder cannot be written.
+        """
+        checkpoint.save(Path(folder), self.rank, step, self.plan.digest, self.store, self.installations)
+
+    def restore(self, folder: str) -> None:
+        """Take back what :meth:`checkpoint` wrote; collective over the world.
+
+        Raises:
+            BackendError: the folder has no checkpoint of this rank, or one of another plan.
+        """
+        self.store = checkpoint.load(Path(folder), self.rank, self.plan.digest, self.installations, self.device.torch)
+
+    def export(self, folder: str, model: str) -> None:
+        """Write the newest weights of a trained model as a Hugging Face folder; collective over its trainer's place.
+
+        The first rank of the place writes; at any time it holds what is being gathered and what is being assembled.
+
+        Raises:
+            BackendError: the model cannot be written.
+        """
+        key = next(key for key in self._held if key[0] == model and self._trains(*key))
+        installation = self.installations.get(key)
+        if installation is None:
+            return
+        pieces = self._gathered(key, installation)
+        if self.rank != key[1].ranks[0]:
+            for _ in pieces:
+                pass
+            return
+        weights = self.plan.experiment.weights.get(role_of(self.plan.experiment, model))
+        huggingface.export(
+            pieces,
+            installation.shard.spec,
+            Path(folder),
+            tokenizer=self._data.tokenizer,
+            source=None if weights is None else Path(weights),
+        )
+
+    def _gathered(self, key: Installed, installation: Installation) -> Iterator[tuple[Fragment, torch.Tensor]]:
+        """All boxes of the trained version, on the first rank of its place; nothing on the others."""
+        first, held = key[1].ranks[0], self._held[key]
+        boxes = sorted({box for boxes in held.values() for box in boxes}, key=lambda box: (box.name, box.start))
+        mine, device, dtype = installation.views(installation.trained), self.device.torch, installation.shard.dtype
+        while boxes:
+            taken, size = [], 0
+            while boxes and (not taken or size + boxes[0].elements <= BUCKET_BYTES // dtype.itemsize):
+                taken.append(boxes.pop(0))
+                size += taken[-1].elements
+            into = [torch.empty(box.size, device=device, dtype=dtype) for box in taken] if self.rank == first else []
+            move(route(self.rank, held, {first: taken}), mine, into)
+            if self.rank == first:
+                yield from zip(taken, into, strict=True)
+
+    def close(self) -> None:
+        """Leave the world, if this worker joined it."""
+        if self._owns_world and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _alike(a: Rows, b: Rows) -> bool:
+    """Whether two targets differ in their makers only."""
+    return (a.container, a.place, a.whole, a.phases) == (b.container, b.place, b.whole, b.phases)
+
+
+def _wrong_version(node: Node, expected: int | None, found: int | None) -> ExecutionError:
+    return ExecutionError(
+        f"{node.label} is bound to version {expected} of model {node.model!r}, found version {found}",
+        facts=[f"GPUs {node.allocation}"],
+    )
+
+
+@contextlib.contextmanager
+def _naming(node: Node) -> Iterator[None]:
+    """Add the node to an error about what it needs."""
+    try:
+        yield
+    except ExecutionError as error:
+        raise ExecutionError(
+            f"{node.label} is bound to version {node.version} of model {node.model!r}: {error.what}",
+            facts=[*error.facts, f"GPUs {node.allocation}"],
+            hint=error.hint,
+        ) from error
+
+
+def _words(device: Device) -> str:
+    if device.is_cpu:
+        return "cpu"
+    return f"{device.torch} {torch.cuda.get_device_name(device.torch)}"
