@@ -21,6 +21,7 @@ from rpeg_core.costing.book import ActiveTerm, CostBook
 from rpeg_core.ir import Rpeg, RpegBuilder
 from rpeg_core.planning.assignment import Assignment, ExecutionPlan, Layout
 from rpeg_core.planning.candidates import legal_candidates
+from rpeg_core.planning.problem import model_specs
 from rpeg_core.records import CostTerm, MemoryKind, NoSettings, Target
 from rpeg_core.spec.machine import (
     Allocation,
@@ -285,8 +286,7 @@ def toy_book(
     workload = workload or toy_workload()
 
     def layouts(operator: str) -> Layouts:
-        model = graph.model_of(operator)
-        return legal_candidates(operator, machine, workload, None if model is None else model.spec).layouts
+        return legal_candidates(operator, machine, workload, *model_specs(graph, operator)).layouts
 
     terms = [toy_seconds_term(seconds or {}), transfer or toy_transfer_term(), *memory, *extra]
     return CostBook(

@@ -8,18 +8,26 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rpeg_core.costing.batches import OperatorBatch
+from rpeg_core.costing.batches import FusedBatch, OperatorBatch
 from rpeg_core.ir import Role
 from rpeg_core.spec.models import ModelSpec
 from rpeg_plugin_analytical.collectives import all_gather_s, all_reduce_s, reduce_scatter_s
 from rpeg_plugin_analytical.microbatches import passes
 from rpeg_plugin_analytical.shards import shard_parameters
-from rpeg_plugin_analytical.shared import OPTIMIZER_TRAFFIC_BYTES_PER_PARAMETER, boundary_s, of_model
-from rpeg_plugin_analytical.stages import stage_seconds
+from rpeg_plugin_analytical.shared import (
+    OPTIMIZER_TRAFFIC_BYTES_PER_PARAMETER,
+    boundary_s,
+    fused_bubble_s,
+    fused_messages_s,
+    of_model,
+)
+from rpeg_plugin_analytical.stages import HEAD_TRAINING_FORWARDS, stage_seconds
 from rpeg_plugin_analytical.work import TRAINING_FORWARDS
 
 __all__ = [
     "data_parallel_s",
+    "fused_pipeline_bubble_s",
+    "fused_pipeline_parallel_s",
     "gemm_s",
     "non_gemm_s",
     "optimizer_s",
@@ -69,6 +77,21 @@ def pipeline_bubble_s(batch: OperatorBatch, model: ModelSpec) -> Floats:
     return total_s
 
 
+def fused_pipeline_bubble_s(batch: FusedBatch[OperatorBatch]) -> Floats:
+    """The length of the interleaved schedule less the T_gemm of all models.
+
+    A forward pass is a quarter of a microbatch's time in the layers, which are recomputed, and a third in the head.
+    """
+    forward_s, backward_s = [], []
+    for part in batch.parts:
+        (whole,) = passes(part, first_token_from_prefill=True)
+        stage = stage_seconds(part, part.model, whole)
+        layers_s, head_s = stage.layers_s / TRAINING_FORWARDS, stage.head_s / HEAD_TRAINING_FORWARDS
+        forward_s.append((layers_s, layers_s + head_s))
+        backward_s.append((stage.layers_s - layers_s, stage.layers_s + stage.head_s - layers_s - head_s))
+    return fused_bubble_s(batch, forward_s, backward_s, sum(gemm_s(part) for part in batch.parts))
+
+
 @of_model
 def tensor_parallel_s(batch: OperatorBatch, model: ModelSpec) -> Floats:
     """2 AllReduces per layer and forward pass of each microbatch, 6 per layer in training (D-D a).
@@ -96,6 +119,16 @@ def pipeline_parallel_s(batch: OperatorBatch, model: ModelSpec) -> Floats:
         messages = part.steps * layouts.microbatches + fill
         total_s = total_s + messages * boundary_s(batch, part.tokens * token_bytes)
     return total_s
+
+
+def fused_pipeline_parallel_s(batch: FusedBatch[OperatorBatch]) -> Floats:
+    """``mb`` messages of each model, and once ``2 Pp - 3`` of the model whose messages take longest."""
+    messages_s = []
+    for part in batch.parts:
+        (whole,) = passes(part, first_token_from_prefill=True)
+        token_bytes = part.model.hidden * part.workload.bytes_per_element / part.layouts.tensor
+        messages_s.append(boundary_s(part, whole.tokens * token_bytes))
+    return fused_messages_s(batch, messages_s)
 
 
 @of_model
