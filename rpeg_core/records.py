@@ -94,7 +94,7 @@ class MemoryKind(enum.Enum):
     """When bytes are held (model.md, section 4). Core decides from the placement which ones count where."""
 
     TRAINING_STATE = "training state"  # persistent on the GPUs that train the model
-    WEIGHTS = "weights"  # persistent for frozen and shadow copies, else only while the operator runs
+    WEIGHTS = "weights"  # persistent for frozen models and with staleness, else while the operator runs
     TRANSIENT = "transient"  # only while the operator runs
 
 
@@ -115,7 +115,7 @@ class CostTerm:
         fused: ``FusedBatch -> seconds`` or ``bytes`` of an operator that trains several models in one schedule of
             microtasks; without it the values of its trainings are added up, as if they ran one after another.
 
-            .. versionadded:: 0.2
+            .. versionadded:: 0.1
     """
 
     name: str

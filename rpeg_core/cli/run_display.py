@@ -35,6 +35,7 @@ TIMES = ("seconds", "time_s")
 OPERATOR = "seconds/"
 BAR_WIDTH = 24
 CURVE_WIDTH = 60
+REDRAW_S = 0.1
 
 
 def metric(metrics: Mapping[str, float], label: str) -> float | None:
@@ -63,6 +64,7 @@ class RunDisplay:
         self._line_each = not ui.is_terminal_for_progress()
         self._began = time.monotonic()
         self._first: tuple[int, float] | None = None  # the first step that ended, and when
+        self._shown = -math.inf
         self._curve: list[float] = []
         self.metrics: dict[int, dict[str, float]] = {}
 
@@ -78,7 +80,9 @@ class RunDisplay:
         value = next((found for label in CURVES if (found := metric(metrics, label)) is not None), None)
         if value is not None:
             self._curve.append(value)
-        self._show(self._lines(step, metrics))
+        if time.monotonic() - self._shown >= REDRAW_S or step + 1 == self._steps:
+            self._show(self._lines(step, metrics))
+            self._shown = time.monotonic()
         if self._line_each and any(name not in TIMES for name in metrics):
             ui.print_note(self._line(step, metrics))
 

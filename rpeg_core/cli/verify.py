@@ -71,7 +71,9 @@ def _extent(verdict: Verdict) -> str:
 
     size = f"{words.plural(verdict.nodes, 'node')}, {words.plural(verdict.lines, 'record')}"
     if verdict.stopped is None or verdict.header is None:
-        return f"{words.plural(verdict.steps_complete, 'step')}, {size}"
+        first = 0 if verdict.header is None else verdict.header.first_step
+        after = f" after the first {first}" if first else ""
+        return f"{words.plural(verdict.steps_complete - first, 'step')}{after}, {size}"
     steps = f"{verdict.steps_complete} of {words.plural(verdict.header.steps, 'step')} complete"
     shown = list(verdict.unfinished[:UNFINISHED_SHOWN])
     more = [] if len(shown) == len(verdict.unfinished) else ["others"]
@@ -95,6 +97,7 @@ def _document(verdict: Verdict) -> dict[str, Any]:
         "complete": verdict.complete,
         "stopped": verdict.stopped,
         "steps": None if verdict.header is None else verdict.header.steps,
+        "first_step": None if verdict.header is None else verdict.header.first_step,
         "steps_complete": verdict.steps_complete,
         "nodes": verdict.nodes,
         "unfinished": list(verdict.unfinished),

@@ -2,12 +2,18 @@
 
 ``peak(d) = sum over models on d of S(m, d) + max over operators on d of A(v)``.
 
-* Training GPU of m: S is the training state.
-* Otherwise, frozen m, or trainable m with tau > 0 served on GPUs disjoint from training (a shadow copy): S is the
-  weights; the largest shard when several operators serve m there **[choice]**.
-* Otherwise S is 0 and weights are held only while an operator runs.
+S is the sum of
 
-A(v) is the operator's transients, plus its weights where S does not hold a serving copy.
+* on a GPU that trains m, the training state;
+* on a GPU that serves m, copies of its weights: one of a frozen model, tau of a trainable one, so none with tau = 0. A
+  copy has the largest shard when several operators serve m there **[choice]**.
+
+A(v) is the operator's transients, plus its weights unless it serves from such a copy.
+
+**[choice]** The paper's shadow copy is the case of tau = 1 and serving apart from training; it adds none where they
+share GPUs, and says in A-G that "physical copy lifetime is determined by actual workers and required versions". Shared
+or not, while step k is trained the steps after it still have to be served with versions k - tau + 1 to k, and the
+trainer makes version k + 1 of the one it holds.
 """
 
 from __future__ import annotations
@@ -15,13 +21,13 @@ from __future__ import annotations
 import attrs
 
 from rpeg_core.costing.book import CostBook
-from rpeg_core.ir import Model, Role, Rpeg, training_operator
+from rpeg_core.ir import Role, Rpeg, training_operator
 from rpeg_core.passes.schedule import Segments
 from rpeg_core.planning.assignment import ExecutionPlan
 from rpeg_core.records import MemoryKind
 from rpeg_core.spec.machine import Allocation
 
-__all__ = ["DeviceMemory", "MemoryItem", "SegmentMemory", "device_memory", "serves_from_shadow"]
+__all__ = ["DeviceMemory", "MemoryItem", "SegmentMemory", "device_memory", "serving_copies"]
 
 
 @attrs.frozen(kw_only=True)
@@ -57,15 +63,11 @@ class DeviceMemory:
         return max(self.segments, key=lambda segment: segment.peak_bytes)
 
 
-def serves_from_shadow(rpeg: Rpeg, plan: ExecutionPlan, operator: str) -> bool:
-    """True when ``operator`` serves a trainable model with tau > 0 on GPUs disjoint from its training."""
-    model = rpeg.model_of(operator)
-    if model is None or not model.trainable or model.staleness == 0:
-        return False
-    trainer = training_operator(rpeg, model.name)
-    if trainer is None or trainer == operator:
-        return False
-    return plan[operator].allocation.disjoint(plan[trainer].allocation)
+def serving_copies(rpeg: Rpeg, model: str) -> int:
+    """How many versions of ``model`` a GPU that serves it keeps: 1 when frozen, tau when trained."""
+    if not rpeg.model(model).trainable:
+        return 1
+    return rpeg.model(model).staleness if training_operator(rpeg, model) is not None else 0
 
 
 def device_memory(rpeg: Rpeg, plan: ExecutionPlan, book: CostBook) -> DeviceMemory:
@@ -82,18 +84,25 @@ def _segment(rpeg: Rpeg, plan: ExecutionPlan, book: CostBook, gpus: Allocation) 
     persistent_bytes = 0.0
     resident: set[str] = set()  # models whose serving weights stay on these GPUs
     for model in rpeg.models:
-        kind, owner = _persistent_state(rpeg, plan, book, model, [op.name for op in here if op.model == model.name])
-        if owner is not None:
-            if kind is MemoryKind.WEIGHTS:
-                resident.add(model.name)
-            items = _items(book, plan, model.name, owner, {kind}, persistent=True)
-            persistent.extend(items)
-            persistent_bytes = persistent_bytes + _bytes(book, plan, owner, kind)
+        # The state of a fused training is that of all its models; it counts once, with the first.
+        users = [op for op in here if op.model == model.name]
+        for trainer in (op.name for op in users if op.role is Role.TRAINING):
+            kind = MemoryKind.TRAINING_STATE
+            persistent.extend(_items(book, plan, model.name, trainer, {kind}, persistent=True))
+            persistent_bytes = persistent_bytes + _bytes(book, plan, trainer, kind)
+        serving = [op.name for op in users if op.role is not Role.TRAINING]
+        copies = serving_copies(rpeg, model.name)
+        if serving and copies:
+            resident.add(model.name)
+            kind = MemoryKind.WEIGHTS
+            owner = max(serving, key=lambda name: _bytes(book, plan, name, MemoryKind.WEIGHTS))
+            persistent.extend(_items(book, plan, model.name, owner, {kind}, persistent=True, copies=copies))
+            persistent_bytes = persistent_bytes + copies * _bytes(book, plan, owner, kind)
     worst_bytes, worst, worst_kinds = 0.0, None, frozenset()
     for op in here:
         transient = _bytes(book, plan, op.name, MemoryKind.TRANSIENT)
         kinds = {MemoryKind.TRANSIENT}
-        if op.model not in resident:
+        if op.model not in resident or op.role is Role.TRAINING:
             transient = transient + _bytes(book, plan, op.name, MemoryKind.WEIGHTS)
             kinds.add(MemoryKind.WEIGHTS)
         if worst is None or transient > worst_bytes:
@@ -107,19 +116,6 @@ def _segment(rpeg: Rpeg, plan: ExecutionPlan, book: CostBook, gpus: Allocation) 
         moment=None if worst is None else worst.name,
         items=tuple(items),
     )
-
-
-def _persistent_state(
-    rpeg: Rpeg, plan: ExecutionPlan, book: CostBook, model: Model, here: list[str]
-) -> tuple[MemoryKind, str | None]:
-    """Which kind of state of ``model`` stays on GPUs shared by operators ``here``, and whose layout it has."""
-    for name in here:
-        if rpeg.operator(name).role is Role.TRAINING:
-            return MemoryKind.TRAINING_STATE, name
-    stays = not model.trainable or any(serves_from_shadow(rpeg, plan, name) for name in here)
-    if not here or not stays:
-        return MemoryKind.WEIGHTS, None
-    return MemoryKind.WEIGHTS, max(here, key=lambda name: _bytes(book, plan, name, MemoryKind.WEIGHTS))
 
 
 def _bytes(book: CostBook, plan: ExecutionPlan, operator: str, kind: MemoryKind) -> float:
@@ -140,6 +136,7 @@ def _items(
     kinds: set[MemoryKind] | frozenset[MemoryKind],
     *,
     persistent: bool,
+    copies: int = 1,
 ) -> list[MemoryItem]:
     memory, row = book.operators[operator].memory, book.row(plan[operator], operator)
     return [
@@ -147,7 +144,7 @@ def _items(
             model=model,
             operator=operator,
             quantity=term.quantity,
-            bytes=float(memory.values[i, row]),
+            bytes=copies * float(memory.values[i, row]),
             persistent=persistent,
         )
         for i, term in enumerate(memory.terms)

@@ -8,6 +8,8 @@ Choices where the paper is silent:
 * "An equal installation" is a Stage 4 transfer that brings the same version of a model to the same allocation in the
   same layout: a second consumer waits for it instead of getting its own. A Stage 3 RESHARD counts for its own target:
   serving operators of one model use the same version.
+* With staleness a trainer keeps its own weights, which are newer than the served ones: Stage 3 brings it nothing, also
+  where both use the same GPUs in different layouts.
 * A transfer belongs to its consumer: it carries that operator's name and step for tie-breaking.
 """
 
@@ -194,7 +196,8 @@ class _Lowering:
                     continue  # shadow pair: each side keeps its own copy
                 for step in range(self.graph.steps):
                     u, v = Invocation(first, step), Invocation(second, step)
-                    if a.allocation != b.allocation:
+                    own = model.staleness > 0 and self.rpeg.operator(second).role is Role.TRAINING
+                    if a.allocation != b.allocation or (own and a.layout != b.layout):
                         self.precede(self.chains[u][-1], self.chains[v][0])
                     elif a.layout != b.layout:
                         self.reshard(u, v, model.name)

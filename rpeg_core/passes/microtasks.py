@@ -84,8 +84,8 @@ def interleaved_s(
     from rpeg_core.passes.microtask_time import lengths  # numba, which takes a second to import
 
     return lengths(
-        np.ascontiguousarray(pipeline, np.int64),
-        np.ascontiguousarray(microbatches, np.int64),
-        np.ascontiguousarray(forward_s, np.float64),
-        np.ascontiguousarray(backward_s, np.float64),
+        np.array(pipeline, np.int64),
+        np.array(microbatches, np.int64),
+        np.array(forward_s, np.float64),
+        np.array(backward_s, np.float64),
     )

@@ -6,12 +6,14 @@ A toy term's bytes are divided by the GPUs of the operator's layout. ``where`` l
 
 from __future__ import annotations
 
+import itertools
+
 import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpeg_core.costing.memory import device_memory, serves_from_shadow
+from rpeg_core.costing.memory import device_memory, serving_copies
 from rpeg_core.ir import RpegBuilder
 from rpeg_core.records import CostTerm, MemoryKind, Target
 from rpeg_core.spec.machine import DeviceSpace
@@ -20,9 +22,7 @@ from rpeg_core.testing.toys import (
     on,
     toy_book,
     toy_memory_terms,
-    toy_mini,
     toy_model,
-    toy_plan,
 )
 
 MACHINE = DeviceSpace(racks=1, nodes_per_rack=1, gpus_per_node=4)
@@ -115,30 +115,45 @@ def test_only_the_shadow_copy_adds_to_the_peak_of_another_operator(tau, persiste
     assert memory.segments[0].peak_bytes == peak
 
 
-@pytest.mark.parametrize("tau", [0, 1])
-def test_serving_around_training_has_no_shadow(tau):
+def test_synchronous_serving_around_training():
     # g on 0-1 (half each), t on 1
-    assert where(pair(tau), {"g": on(0, 2), "t": on(1)}) == {
+    assert where(pair(0), {"g": on(0, 2), "t": on(1)}) == {
         "0": (0, "g", 50 + 5),
         "1": (600, "t", 100 + 30),
         "2-3": (0, None, 0),
     }
 
 
-@pytest.mark.parametrize("tau", [0, 1])
-def test_training_around_serving_has_no_shadow(tau):
+@pytest.mark.parametrize("tau", [1, 2])
+def test_asynchronous_serving_around_training_keeps_copies_on_all_its_gpus(tau):
+    assert where(pair(tau), {"g": on(0, 2), "t": on(1)}) == {
+        "0": (tau * 50, "g", 5),
+        "1": (600 + tau * 50, "t", 100 + 30),
+        "2-3": (0, None, 0),
+    }
+
+
+def test_synchronous_training_around_serving():
     # t on 0-1 (half each), g on 1
-    assert where(pair(tau), {"g": on(1), "t": on(0, 2)}) == {
+    assert where(pair(0), {"g": on(1), "t": on(0, 2)}) == {
         "0": (300, "t", 50 + 15),
         "1": (300, "g", 100 + 10),
         "2-3": (0, None, 0),
     }
 
 
-@pytest.mark.parametrize("tau", [0, 1])
-def test_full_colocation_with_reshard_has_no_shadow(tau):
+def test_asynchronous_training_around_serving_keeps_a_copy_where_both_are():
+    assert where(pair(1), {"g": on(1), "t": on(0, 2)}) == {
+        "0": (300, "t", 50 + 15),
+        "1": (300 + 100, "t", 50 + 15),
+        "2-3": (0, None, 0),
+    }
+
+
+@pytest.mark.parametrize("tau", [0, 1, 2])
+def test_full_colocation_keeps_tau_copies_beside_the_training_state(tau):
     assert where(pair(tau), {"g": on(0, 2), "t": on(0, 2, tensor=2)}) == {
-        "0-1": (300, "t", 50 + 15),
+        "0-1": (300 + tau * 50, "t", 50 + 15),
         "2-3": (0, None, 0),
     }
 
@@ -200,11 +215,10 @@ def test_two_synchronous_servings_hold_their_own_weights_one_after_the_other():
     assert found["1"] == (0, "i", 32)
 
 
-def test_a_shadow_of_one_operator_does_not_make_one_of_the_other_elsewhere():
-    # i on 2 is disjoint from t on 1: shadow. g on 0-1 overlaps t: none, also not on GPU 0
+def test_every_gpu_keeps_copies_of_the_layout_that_serves_there():
     assert where(two_servings(1), {"g": on(0, 2), "i": on(2), "t": on(1)}) == {
-        "0": (0, "g", 55),
-        "1": (600, "t", 130),
+        "0": (50, "g", 5),
+        "1": (600 + 50, "t", 130),
         "2": (60, "i", 4),
         "3": (0, None, 0),
     }
@@ -241,21 +255,10 @@ def test_items_name_model_operator_and_quantity():
     ]
 
 
-@pytest.mark.parametrize(
-    ("tau", "serve", "train", "expected"),
-    [
-        (1, on(0), on(1), True),
-        (0, on(0), on(1), False),
-        (1, on(0, 2), on(1), False),
-        (1, on(0), on(0), False),
-        (2, on(0), on(2, 4), True),
-    ],
-)
-def test_serving_from_a_shadow(tau, serve, train, expected):
-    rpeg = toy_mini(tau=tau)
-    plan = toy_plan(actor_generation=serve, actor_training=train)
-    assert serves_from_shadow(rpeg, plan, "actor_generation") is expected
-    assert serves_from_shadow(rpeg, plan, "actor_training") is False
+@pytest.mark.parametrize("tau", [0, 1, 2])
+def test_copies_that_are_kept_to_serve_a_model(tau):
+    rpeg = beside_a_frozen_model(tau)
+    assert (serving_copies(rpeg, "m"), serving_copies(rpeg, "frozen")) == (tau, 1)
 
 
 # --- any configuration
@@ -303,7 +306,12 @@ def test_any_placement(configuration, data):
             if op.role.value == "training":
                 alone += costs.training_state[row]
             assert segment.peak_bytes >= alone - 1e-9
-        everything = sum(book.operators[op.name].isolated[book.row(plan[op.name], op.name)] for op in here)
+        everything = sum(
+            book.operators[op.name].isolated[book.row(plan[op.name], op.name)]
+            + max(0, rpeg.model_of(op.name).staleness - 1 if op.model else 0)
+            * book.operators[op.name].weights[book.row(plan[op.name], op.name)]
+            for op in here
+        )
         assert segment.peak_bytes <= everything + 1e-9
 
     # asynchrony adds copies and never removes state
@@ -311,6 +319,8 @@ def test_any_placement(configuration, data):
         models = tuple(attrs.evolve(m, staleness=tau if m.trainable else 0) for m in rpeg.models)
         return device_memory(attrs.evolve(rpeg, models=models), plan, book)
 
-    for sync, stale in zip(with_tau(0).segments, with_tau(1).segments, strict=True):
-        assert stale.peak_bytes >= sync.peak_bytes - 1e-9
-    assert with_tau(1) == with_tau(3)
+    peaks = [[segment.peak_bytes for segment in with_tau(tau).segments] for tau in range(4)]
+    for less, more in itertools.pairwise(peaks):
+        assert all(a <= b + 1e-9 for a, b in zip(less, more, strict=True))
+    for one, two, three in zip(*peaks[1:], strict=True):
+        assert three - two == pytest.approx(two - one)

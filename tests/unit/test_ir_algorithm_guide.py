@@ -1,13 +1,17 @@
 """docs/algorithms.md: its plugin is installed, loaded by the registry, and builds the graph that it shows."""
 
 import re
+import sys
 import tomllib
+import types
 from pathlib import Path
 
 import pytest
 
 from rpeg_core.errors import ExperimentError
 from rpeg_core.plugins.kinds import ALGORITHM
+from rpeg_core.runtime.semantics import load_semantics
+from rpeg_core.testing.conformance import checks_for
 
 GUIDE = Path(__file__).parents[2] / "docs" / "algorithms.md"
 
@@ -42,7 +46,7 @@ def template(installed):
 @pytest.fixture
 def text():
     namespace = {}
-    exec(blocks("python")[1], namespace)
+    exec(blocks("python")[2], namespace)
     return namespace["text"]
 
 
@@ -65,3 +69,38 @@ def test_its_error(template, text):
         "  allowed for rloo: at least 2, the baseline of a rollout is the mean of the others\n"
         "hint: set workload.rollouts_per_prompt, e.g. to 4"
     )
+
+
+@pytest.fixture
+def semantics(template, monkeypatch):
+    """What the record names, from the page."""
+    name, _, attribute = template.semantics.partition(":")
+    assert f"`src/{name.replace('.', '/')}.py`" in GUIDE.read_text()
+    module = types.ModuleType(name)
+    exec(blocks("python")[1], module.__dict__)
+    monkeypatch.setitem(sys.modules, name.partition(".")[0], types.ModuleType(name.partition(".")[0]))
+    monkeypatch.setitem(sys.modules, name, module)
+    return getattr(module, attribute)
+
+
+def test_its_semantics_fit_its_graphs(template, semantics):
+    dict(checks_for(template))["semantics"]()
+    assert load_semantics(template) is semantics
+    assert semantics.recipe("actor_training", template.settings()).optimizer.learning_rate == 1e-6
+
+
+def test_its_losses_do_not_depend_on_the_split(template, semantics):
+    torch = pytest.importorskip("torch", reason="losses are functions of torch tensors")
+    namespace = {}
+    exec(blocks("python")[3], namespace)
+    generator = torch.Generator().manual_seed(0)
+    rows = {"rewards": torch.randn(8, generator=generator)}
+    mask = torch.arange(5)[None] < torch.randint(1, 6, (8, 1), generator=generator)
+    logprobs = torch.randn(8, 5, generator=generator)
+    arguments = (semantics, template.settings(), rows, mask, logprobs)
+    whole, split = namespace["trained"](*arguments), namespace["trained"](*arguments, ranks=2, microbatches=2)
+    assert split.losses == pytest.approx(whole.losses, rel=1e-5)
+    torch.testing.assert_close(split.gradients["logprobs"], whole.gradients["logprobs"])
+    # Of two rollouts each has the other as its baseline.
+    first, second = rows["rewards"][:2].tolist()
+    assert whole.prepared.rows["advantages"][:2].tolist() == pytest.approx([first - second, second - first])

@@ -145,8 +145,8 @@ Y_COMM = ["g@0 > COMM Y>t@0", "COMM Y>t@0 > t@0"]
             1,
             on(0, 2),
             on(0, 2, pipeline=2, microbatches=2),
-            ["W"],
-            ["g@0 > t@0", "g@0 > RESHARD W:m>t@0", "RESHARD W:m>t@0 > t@0"],
+            [],
+            ["g@0 > t@0"],
             id="other layout async",
         ),
         pytest.param(0, on(0, 2), on(2, 4), ["Y"], ["g@0 > t@0", *Y_COMM], id="disjoint sync"),
@@ -202,6 +202,17 @@ def test_only_neighbours_in_data_order_are_paired_whatever_the_declaration_order
             "i@0 > RESHARD W:m>t@0",
             "RESHARD W:m>t@0 > t@0",
         ],
+    )
+
+
+def test_with_staleness_only_serving_operators_share_a_version():
+    # tau = 1, everything on the same GPUs: i gets g's version in its own layout, t has a newer one of its own
+    plan = {"g": on(0, 2), "i": on(0, 2, tensor=2), "t": on(0, 2)}
+    check(
+        triple(tau=1),
+        plan,
+        transfers=["RESHARD W:m>i@0 40000 from 0-1 to 0-1"],
+        edges=["g@0 > i@0", "g@0 > RESHARD W:m>i@0", "RESHARD W:m>i@0 > i@0", "i@0 > t@0"],
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import networkx as nx
 import numpy as np
 import pytest
@@ -36,7 +38,7 @@ def graph_of(stages, seconds):
     for place, stage in enumerate(stages):
         nodes = [(place, task) for task in stage]
         graph.add_nodes_from(nodes)
-        edges = list(zip(nodes, nodes[1:], strict=False))
+        edges = list(itertools.pairwise(nodes))
         for task in stage:
             other = place - 1 if task.backward else place + 1
             if 0 <= other < len(stages):

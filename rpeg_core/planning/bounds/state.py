@@ -19,7 +19,6 @@ from rpeg_core.planning.bounds.tables import (
     NONE,
     ROW_FIRST,
     ROW_STOP,
-    TRAINER,
     TRAINING_STATE,
     TRAINS,
     TRANSIENT,
@@ -252,34 +251,31 @@ def _memory(t, group, w):
 def _bytes(t, w, clique, changed, values):
     """Least peak of a GPU that holds ``clique``, with ``values`` for operator ``changed``.
 
-    Model by model as in costing/memory.py. Where it is open whether weights stay on the GPU, they count while their
-    operator runs: that is never more than both the resident and the transient case.
+    Model by model as in costing/memory.py.
     """
     persistent = 0.0
     resident = 0
     for m in range(t.users.shape[0]):
         here = t.users[m] & clique
-        trains, stays, state, weights = False, t.frozen[m] != 0, 0.0, 0.0
+        serves, weights = False, 0.0
         for v in range(t.operators.shape[0]):
-            if here >> v & 1 and not trains:
+            if here >> v & 1:
                 own = values if v == changed else w.least[v]
                 if t.operators[v, TRAINS]:
-                    trains, state = True, own[TRAINING_STATE]
+                    persistent += own[TRAINING_STATE]
                 else:
-                    trainer = t.operators[v, TRAINER]
-                    stays = stays or (trainer != NONE and w.meet[v, trainer] == APART)
+                    serves = True
                     weights = max(weights, own[WEIGHTS])
-        if trains:
-            persistent += state
-        elif stays and here:
-            persistent += weights
+        if serves and t.copies[m] > 0:
+            persistent += t.copies[m] * weights
             resident |= 1 << m
     worst = 0.0
     for v in range(t.operators.shape[0]):
         if clique >> v & 1:
             own = values if v == changed else w.least[v]
             transient = own[TRANSIENT]
-            if t.operators[v, MODEL] != NONE and not resident >> t.operators[v, MODEL] & 1:
+            model = t.operators[v, MODEL]
+            if model != NONE and (t.operators[v, TRAINS] or not resident >> model & 1):
                 transient += own[WEIGHTS]
             worst = max(worst, transient)
     return persistent + worst

@@ -38,8 +38,8 @@ compiled function over them outlives a change of what it calls, in whatever file
 NONE = -1
 
 # Columns of BoxTables.operators.
-TRAINS, MODEL, FEEDERS, TRAINER, PAIRS_FIRST, PAIRS_STOP, ROOT, TRAINABLE = range(8)
-OPERATOR_COLUMNS = 8
+TRAINS, MODEL, FEEDERS, PAIRS_FIRST, PAIRS_STOP, ROOT, TRAINABLE = range(7)
+OPERATOR_COLUMNS = 7
 
 # Columns of BoxTables.groups: a union of groups has no rows and no starts. All but single layouts have two parts.
 FEWEST, MOST, SIZE, START_FIRST, START_STOP, ROW_FIRST, ROW_STOP, PART, OTHER_PART = range(9)
@@ -63,7 +63,7 @@ class BoxTables(NamedTuple):
     usable_bytes: float
     operators: Ints
     order: Ints  # operators in topological order of the data edges
-    frozen: Ints  # models
+    copies: Ints  # models: kept to serve them
     users: Ints  # models: bit mask of the operators that invoke it
     groups: Ints
     rows: Floats  # (layouts, PHASES + phases)
@@ -129,7 +129,7 @@ def build_box_tables(
         usable_bytes=evaluated.usable_bytes,
         operators=operators,
         order=evaluated.order,
-        frozen=np.ascontiguousarray(evaluated.models[:, compiled.FROZEN]),
+        copies=np.ascontiguousarray(evaluated.models[:, compiled.COPIES]),
         users=np.array(
             [
                 sum(1 << int(v) for v in evaluated.lists[m[compiled.USERS_FIRST] : m[compiled.USERS_STOP]])
@@ -208,7 +208,6 @@ def _roles(operators: Ints, evaluated: compiled.Tables) -> None:
         operators[v, TRAINS] = row[compiled.TRAINS]
         operators[v, MODEL] = row[compiled.MODEL]
         operators[v, FEEDERS] = sum(1 << int(u) for u in set(feeders.tolist()))
-        operators[v, TRAINER] = row[compiled.SHADOW_OF]
         operators[v, PAIRS_FIRST] = row[compiled.PAIRS_FIRST]
         operators[v, PAIRS_STOP] = row[compiled.PAIRS_STOP]
         model = row[compiled.MODEL]

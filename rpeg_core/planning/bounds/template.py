@@ -140,7 +140,9 @@ def build_template(t, group, start, w):
                 same = _same(start, w.fewest, w.most, u, v)
                 if same == APART:
                     _precede(links, delays, counts, u, w.first[v], 0, 0.0)
-                elif same == MEETS and _other_degrees(groups, t.row_degrees, group[u], group[v]):
+                # With staleness a trainer keeps its own weights.
+                own = t.pairs[i, PAIR_SHADOW] and operators[v, TRAINS]
+                if same == MEETS and not own and _other_degrees(groups, t.row_degrees, group[u], group[v]):
                     tier = _tier(t.gpus_per_node, t.gpus_per_rack, start[v], start[v] + w.fewest[v])
                     seconds = t.reshard_seconds[t.pairs[i, PAIR_MODEL], groups[group[v], SIZE], tier]
                     node = counts[NODES]

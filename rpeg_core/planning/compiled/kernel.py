@@ -24,6 +24,7 @@ import numpy as np
 from rpeg_core.planning.compiled.tables import (
     CHAIN_FIRST,
     CHAIN_LAST,
+    COPIES,
     COSTS,
     CURSOR,
     DATA_FIRST,
@@ -40,7 +41,6 @@ from rpeg_core.planning.compiled.tables import (
     FIRST_PHASE,
     FIRST_RACK,
     FROM,
-    FROZEN,
     IS_OP,
     KERNEL_FINGERPRINT,
     KIND,
@@ -66,7 +66,6 @@ from rpeg_core.planning.compiled.tables import (
     SCHEDULED_COUNT,
     SEGMENT_FIRST,
     SEGMENT_STOP,
-    SHADOW_OF,
     SHIFT,
     SINCE,
     SIZE,
@@ -275,8 +274,11 @@ def _split(t, w):
                 redistributed[i, KIND] = NOTHING
             elif not _same_allocation(placed, u, v):
                 redistributed[i, KIND] = PRECEDE
-            else:
-                redistributed[i, KIND] = NOTHING if _same_degrees(placed, u, v) else REDISTRIBUTE
+            elif _same_degrees(placed, u, v):
+                redistributed[i, KIND] = NOTHING
+            else:  # with staleness a trainer keeps its own weights
+                own = pairs[i, PAIR_SHADOW] and operators[v, TRAINS]
+                redistributed[i, KIND] = PRECEDE if own else REDISTRIBUTE
 
 
 @helper
@@ -592,33 +594,29 @@ def _precedes(urgency, slots, a, s, b, r):
 def _peak(t, w, segments):
     """Peak bytes of the fullest GPU."""
     operators, models, lists, costs = t.operators, t.models, t.lists, t.costs
-    placed, disjoint, resident = w.placed, w.disjoint, w.resident
+    placed, resident = w.placed, w.resident
     peak = 0.0
     for s in range(segments):
         persistent = 0.0
         for m in range(models.shape[0]):
             resident[m] = 0
-            trains, serves, stays, state, weights = False, False, models[m, FROZEN] != 0, 0.0, 0.0
+            serves, weights = False, 0.0
             for i in range(models[m, USERS_FIRST], models[m, USERS_STOP]):
                 v = lists[i]
-                if _on(placed, v, s) and not trains:
+                if _on(placed, v, s):
                     if operators[v, TRAINS]:
-                        trains, state = True, costs[placed[v, COSTS], TRAINING_STATE]
+                        persistent = persistent + costs[placed[v, COSTS], TRAINING_STATE]
                     else:
                         serves = True
-                        trainer = operators[v, SHADOW_OF]
-                        stays = stays or (trainer != NONE and disjoint[v, trainer] != 0)
                         weights = max(weights, costs[placed[v, COSTS], WEIGHTS])
-            if trains:
-                persistent = persistent + state
-            elif serves and stays:
+            if serves and models[m, COPIES] > 0:
                 resident[m] = 1
-                persistent = persistent + weights
+                persistent = persistent + models[m, COPIES] * weights
         worst = 0.0
         for v in range(operators.shape[0]):
             if _on(placed, v, s):
                 transient = costs[placed[v, COSTS], TRANSIENT]
-                if operators[v, MODEL] == NONE or not resident[operators[v, MODEL]]:
+                if operators[v, TRAINS] or operators[v, MODEL] == NONE or not resident[operators[v, MODEL]]:
                     transient = transient + costs[placed[v, COSTS], WEIGHTS]
                 worst = max(worst, transient)
         peak = max(peak, persistent + worst)

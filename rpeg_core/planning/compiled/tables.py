@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from rpeg_core.costing.batches import Floats, Ints, Layouts
-from rpeg_core.ir import Role, Rpeg, data_order, training_operator
+from rpeg_core.costing.memory import serving_copies
+from rpeg_core.ir import Role, Rpeg, data_order
 from rpeg_core.passes.score import usable_bytes
 from rpeg_core.spec.machine import DeviceSpace, Tier
 
@@ -53,24 +54,24 @@ WHOLE, TRAINING_STATE, WEIGHTS, TRANSIENT, FIRST_PHASE = range(5)
     FIRST_CANDIDATE,
     TRAINS,
     MODEL,  # NONE for a function; the first of a fused operator, whose state and transients are those of all its models
-    SHADOW_OF,  # for an operator that may serve from a shadow copy: the training operator, else NONE
     FEEDERS_FIRST,  # for an inference: the generations that feed it
     FEEDERS_STOP,
     DATA_FIRST,
     DATA_STOP,
     PAIRS_FIRST,  # for each of its models that another operator has before it in the step
     PAIRS_STOP,
-) = range(10)
-OPERATOR_COLUMNS = 10
+) = range(9)
+OPERATOR_COLUMNS = 9
 
 # Columns of Tables.pairs (Stage 3 of lowering), which are grouped by their second operator: the first one, the model,
-# whether disjoint allocations need nothing, and the position in the order in which lowering visits them.
+# whether it has staleness (disjoint allocations need nothing, and training no weights of the other), and the position
+# in the order in which lowering visits them.
 PAIR_BEFORE, PAIR_MODEL, PAIR_SHADOW, PAIR_INDEX = range(4)
 PAIR_COLUMNS = 4
 
-# Columns of Tables.models: the operators that invoke one, and whether it is frozen.
-USERS_FIRST, USERS_STOP, FROZEN = range(3)
-MODEL_COLUMNS = 3
+# Columns of Tables.models: the operators that invoke one, whether it is frozen, and the copies kept to serve it.
+USERS_FIRST, USERS_STOP, FROZEN, COPIES = range(4)
+MODEL_COLUMNS = 4
 
 # Columns of Tables.data_edges, which are grouped by target; DATA_INDEX is the position among the graph's data edges.
 DATA_SOURCE, DATA_GENERATED, DATA_INDEX = range(3)
@@ -156,7 +157,7 @@ class Workspace(NamedTuple):
     sequence: Ints  # nodes in the order of selection
     available: Floats  # by operator: when its GPUs are free
     busy: Floats  # by segment
-    resident: Ints  # by model: whether a serving copy stays on the segment
+    resident: Ints  # by model: whether serving copies stay on the segment
     fingerprint: np.ndarray  # as in Tables
 
 
@@ -246,7 +247,6 @@ def _roles(rpeg: Rpeg, operators: Ints, lists: list[int]) -> None:
         feeders = [rpeg.index(u) for u in sources if rpeg.operator(u).role is Role.GENERATION]
         operators[v, TRAINS] = op.role is Role.TRAINING
         operators[v, MODEL] = NONE if op.model is None else number[op.model]
-        operators[v, SHADOW_OF] = _shadow_of(rpeg, op.name)
         operators[v, FEEDERS_FIRST : FEEDERS_STOP + 1] = _append(lists, feeders if op.role is Role.INFERENCE else [])
 
 
@@ -256,6 +256,7 @@ def _models(rpeg: Rpeg, lists: list[int]) -> Ints:
         users = [v for v, op in enumerate(rpeg.operators) if op.model == model.name]
         models[m, USERS_FIRST : USERS_STOP + 1] = _append(lists, users)
         models[m, FROZEN] = not model.trainable
+        models[m, COPIES] = serving_copies(rpeg, model.name)
     return models
 
 
@@ -264,15 +265,6 @@ def _append(lists: list[int], items: Sequence[int]) -> tuple[int, int]:
     first = len(lists)
     lists.extend(items)
     return first, len(lists)
-
-
-def _shadow_of(rpeg: Rpeg, operator: str) -> int:
-    """The training operator from which ``operator`` is disjoint when it serves a shadow copy, NONE: it never does."""
-    model = rpeg.model_of(operator)
-    if model is None or not model.trainable or model.staleness == 0:
-        return NONE
-    trainer = training_operator(rpeg, model.name)
-    return NONE if trainer is None or trainer == operator else rpeg.index(trainer)
 
 
 def _data_edges(

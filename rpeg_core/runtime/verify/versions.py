@@ -34,7 +34,7 @@ class Publication(Check):
     def node(self, line: int, record: NodeRecord, traced: Traced) -> None:
         if isinstance(record, Bound) and record.model in self._staleness:
             self._age(line, record, traced)
-            if record.version > 0 and not self._is_redistribution(record, traced):
+            if record.version > 0:
                 self._made(line, record, traced)
         elif isinstance(record, Ended) and traced.planned.kind is not NodeKind.OP and Bound in traced.records:
             bound = traced.records[Bound][1]
@@ -64,14 +64,6 @@ class Publication(Check):
         if place not in self._places.get((record.model, record.version), ()):
             found = f"uses {what}, which no transfer brought to GPUs {place[0]} in {place[1]}"
             self.broken(PUBLISHED, traced, found, line)
-
-    def _is_redistribution(self, record: Bound, traced: Traced) -> bool:
-        """Whether it is Stage 3's RESHARD from a serving operator to the training of its model.
-
-        Lowering binds it to training's version, which is older than the serving operator's only without staleness; and
-        nothing makes it wait for the training before. What training uses is judged at the training operator.
-        """
-        return traced.planned.kind is NodeKind.RESHARD and traced.planned.operator == self._trainers[record.model]
 
     def _training(self, model: str, step: int) -> tuple[int, Node] | None:
         """Position and node of a training step."""

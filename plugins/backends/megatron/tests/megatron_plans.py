@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
+from rpeg_plugin_megatron.flow import due_bytes
 from rpeg_plugin_megatron.messages import Done, Execute
 from rpeg_plugin_megatron.metrics import charged_bytes
 from rpeg_plugin_megatron.settings import Settings
@@ -53,6 +54,8 @@ def experiment(algorithm: str, **changes: Any) -> dict[str, Any]:
     values: dict[str, Any] = {"learning_rate": 1e-2, "adam_epsilon": 1e-3}
     if algorithm == "ppo":
         models |= {"critic": {"same_as": "actor", "head": "scalar"}, "reward": {"same_as": "actor", "head": "scalar"}}
+    if algorithm == "dpo":  # with equal models, which of two margins is the larger is rounding noise
+        models["reference"] = {"config": dict(TINY)}
     if algorithm == "grpo":
         values["reward_seconds_per_sample"] = 0.001
     return {
@@ -71,9 +74,13 @@ def experiment(algorithm: str, **changes: Any) -> dict[str, Any]:
 
 
 def make_plan(document: Mapping[str, Any], assignments: Mapping[str, Assignment], **staleness: int) -> Plan:
-    """The plan that gives every operator the assignment of its name, or that of ``""``; ``actor=1`` is a staleness."""
+    """The plan that gives every operator the assignment of its name, or that of ``""``; ``actor=1`` is a staleness.
+
+    Actor and critic share a backbone where the experiment allows nothing else.
+    """
     planner = Planner(parse_experiment(document), Registry())
-    chosen = Structure(staleness=tuple(staleness.items()))
+    sharing = planner.experiment.structure.actor_critic_sharing == (True,)
+    chosen = Structure(staleness=tuple(staleness.items()), actor_critic_sharing=sharing)
     graph = planner.graph(chosen)
     full = {op.name: assignments.get(op.name, assignments.get("")) for op in graph.operators}
     found = Plan(
@@ -190,6 +197,14 @@ def transfers(plan: Plan, results: Sequence[Ran]) -> dict[str, tuple[float, int]
                 found[1] += answer.bytes
                 found[2] += answer.wire_bytes
     return {
-        label: (charged_bytes(node, delivered, plan.rpeg.container(node.container).bytes), wire)
+        label: (
+            charged_bytes(
+                node,
+                delivered,
+                plan.rpeg.container(node.container).bytes,
+                due_bytes(node, plan.rpeg, plan.assignments, plan.workload),
+            ),
+            wire,
+        )
         for label, (node, delivered, wire) in sums.items()
     }

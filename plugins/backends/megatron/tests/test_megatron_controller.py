@@ -9,7 +9,7 @@ import socket
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -76,8 +76,8 @@ class Script:
     def device(self, rank: int) -> str:
         return f"made up {rank}"
 
-    def last_lines(self, rank: int) -> tuple[str, ...]:
-        return ()
+    def last_words(self, rank: int, lines: Sequence[str] = ()) -> list[str]:
+        return list(lines)
 
     def dump_stacks(self) -> None:
         self.sent.append((-1, "dump"))
@@ -94,6 +94,7 @@ class Notes(list[Record]):
 def drive(crew: Script, *, steps: int = 2, pause_every: int | None = None, **options: object) -> Notes:
     notes = Notes()
     values = {
+        "due_bytes": lambda node: None,
         "checkpoint": lambda step, save: save(Path(f"/checkpoint-{step}")),
         "step_finished": lambda step, metrics: None,
         "cancelled": lambda: False,
@@ -203,6 +204,7 @@ def test_of_several_lost_workers_the_first_is_the_cause_and_the_others_are_named
     assert crew.error.facts[0] == "worker 1: made up 1"
     assert "it was running actor_generation@0 (operator actor_generation, step 0, GPUs 0-1)" in crew.error.facts
     assert crew.error.facts[-1] == "lost with it: the worker of GPU 0: connection reset"
+    assert "in all_reduce" not in crew.error.facts
     assert judge(notes, 2, tmp_path).stopped == crew.error.what
 
 
@@ -243,15 +245,20 @@ def test_what_ended_before_a_loss_counts(tmp_path: Path) -> None:
 
 
 def test_checkpoints_are_written_between_steps_and_told_after_them() -> None:
-    crew, order = Script(), []
-    drive(
-        crew,
-        steps=3,
-        pause_every=2,
-        checkpoint=lambda step, save: (order.append(f"checkpoint {step}"), save(Path("/there"))),
-        step_finished=lambda step, metrics: order.append(step),
-    )
+    crew, order, seconds = Script(), [], []
+
+    def checkpoint(step: int, save: Callable[[Path], None]) -> None:
+        order.append(f"checkpoint {step}")
+        crew.now_s += 1000.0
+        save(Path("/there"))
+
+    def step_finished(step: int, metrics: Mapping[str, float]) -> None:
+        order.append(step)
+        seconds.append(metrics["seconds"])
+
+    drive(crew, steps=3, pause_every=2, checkpoint=checkpoint, step_finished=step_finished)
     assert order == [0, 1, "checkpoint 2", 2, "checkpoint 3"]
+    assert max(seconds) < 100.0  # writing it is no part of a step
 
 
 def test_a_cancel_is_given_once_and_the_trace_says_so(tmp_path: Path) -> None:

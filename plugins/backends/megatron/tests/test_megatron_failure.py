@@ -98,7 +98,8 @@ def test_a_worker_killed_in_the_middle_of_its_work(
     assert f"worker 1: fake, process {pid} on " in text
     assert f"it was running {operator}@2 (operator {operator}, step 2, GPUs 0-1)" in text
     assert "steps done: 2 of 50" in text
-    assert "about to hang" in text  # what it printed last
+    assert f"last words of worker 1 ({output / 'logs' / 'worker-1.log'}):\n  " in text
+    assert "about to hang" in text
     check_the_end(plan, output, notes, error, 2)
 
 
@@ -152,6 +153,7 @@ def test_a_worker_lost_while_a_checkpoint_is_written_leaves_no_complete_one(
     assert error.what == (
         "the worker of GPU 1 was lost when it was to write the checkpoint: its process ended with exit status 3"
     )
+    assert error.hint == "--resume goes on from the checkpoint after 2 steps"
     check_the_end(plan, output, notes, error, 4)
     assert sorted(path.name for path in (output / "checkpoints").iterdir()) == ["partial-00000004", "step-00000002"]
 

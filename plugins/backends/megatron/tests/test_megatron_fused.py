@@ -143,10 +143,10 @@ def test_losses_and_weights_equal_those_of_the_unfused_run(name: str) -> None:
     apart_by_rank, together_by_rank = (
         run_world(run_plan, ranks_of(plan), plan, settings(), 2, timeout_s=300) for plan in plans
     )
+    assert any(map(_metrics, together_by_rank))
     for apart, together in zip(apart_by_rank, together_by_rank, strict=True):
         expected = _metrics(apart)
         found = _metrics(together)
-        assert found
         assert set(found) == set(expected)
         for key, value in expected.items():
             assert found[key] == pytest.approx(value, rel=1e-4, abs=1e-4), key

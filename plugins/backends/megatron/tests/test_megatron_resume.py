@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,9 @@ def test_a_killed_run_goes_on_to_the_same_losses(
         verdict = verify_plan(plan, output / file)
         assert verdict.findings == ()
         assert verdict.steps_complete == complete
+    plan.save(tmp_path / "plan.json")
+    verify = [sys.executable, "-m", "rpeg_core", "verify", tmp_path / "plan.json", output / "trace.jsonl"]
+    assert "planned: 3 steps after the first 4, " in subprocess.run(verify, capture_output=True, text=True).stdout
     both = [
         record.node
         for file in ("trace.1.jsonl", "trace.jsonl")

@@ -220,6 +220,41 @@ def test_workers_that_somebody_else_starts(
     assert "has another key" in outcomes[0]
 
 
+@pytest.mark.slow
+def test_real_workers_under_torchrun(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same losses as from the local launcher, exactly; torch's rendezvous is torchrun's."""
+    plan = make_plan(experiment("grpo"), {"actor_generation": at("0"), "": at("0-1", dp=2)})
+    settings = {"task": "copy", "device": "cpu"}
+    losses: dict[str, list[float]] = {"external": [], "local": []}
+    monkeypatch.setenv("RPEG_AUTHKEY", KEY)
+    started: list[subprocess.Popen[bytes]] = []
+
+    def status(text: str) -> None:
+        if text.startswith("starting"):
+            port = text.rpartition(":")[2].rstrip(")")
+            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+            started.append(
+                subprocess.Popen(
+                    [*command, "-m", "rpeg_plugin_megatron.worker_main"],
+                    env={**os.environ, "RPEG_CONTROLLER": f"127.0.0.1:{port}", "GLOO_SOCKET_IFNAME": "lo"},
+                )
+            )
+
+    for launcher, told in losses.items():
+        request = RunRequest(
+            steps=3,
+            step_finished=lambda step, metrics, told=told: told.append(metrics["actor_training/loss"]),
+            status=status if launcher == "external" else lambda text: None,
+        )
+        with MegatronSession(plan, Settings(launcher=launcher, **settings)) as session:
+            trace = session.run(request)
+        trace.write(output / "trace.jsonl")
+        assert verify_plan(plan, output / "trace.jsonl").complete
+    assert losses["local"] == losses["external"]
+    assert len(losses["local"]) == 3
+    assert started[0].wait(30) == 0
+
+
 def test_external_workers_need_a_key(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RPEG_AUTHKEY", raising=False)
     with pytest.raises(BackendError, match="RPEG_AUTHKEY is not set"):

@@ -93,16 +93,20 @@ class Checkpoints:
         self._check(complete[step])
         return Found(step, complete[step])
 
+    def last_step(self) -> int | None:
+        """After how many steps the last complete checkpoint was written."""
+        return max(self._complete(), default=None)
+
     def refuse_earlier(self) -> None:
         """Make sure that a run that starts from the beginning does not mix its checkpoints with another's.
 
         Raises:
             BackendError: there are some.
         """
-        complete = self._complete()
-        if complete:
+        last = self.last_step()
+        if last is not None:
             raise BackendError(
-                f"{self._folder} holds checkpoints of an earlier run, the last after {max(complete)} steps",
+                f"{self._folder} holds checkpoints of an earlier run, the last after {last} steps",
                 hint="go on from it with --resume, or choose another --output",
             )
 

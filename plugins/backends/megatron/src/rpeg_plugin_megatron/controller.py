@@ -75,6 +75,7 @@ class Controller:
         crew: ready.
         journal: gets the records.
         metrics: collects what nodes report.
+        due_bytes: of the whole rows that the transfer of a length phase delivers, None for any other node.
         clock: monotonic, in seconds.
         checkpoint: ``checkpoint(step, save)``: have the workers write a checkpoint with ``save(folder)``.
         step_finished: told of each complete step, in order.
@@ -92,6 +93,7 @@ class Controller:
         crew: Crew,
         journal: Journal,
         metrics: StepMetrics,
+        due_bytes: Callable[[Node], int | None],
         clock: Callable[[], float],
         checkpoint: Callable[[int, Callable[[Path], None]], None],
         step_finished: Callable[[int, Mapping[str, float]], None],
@@ -101,6 +103,7 @@ class Controller:
     ) -> None:
         self._engine, self._window, self._steps, self._crew = engine, window, steps, crew
         self._journal, self._metrics, self._clock = journal, metrics, clock
+        self._due_bytes = due_bytes
         self._bytes = {container.name: container.bytes for container in window.rpeg.containers}
         self._checkpoint, self._step_finished = checkpoint, step_finished
         self._cancelled, self._status, self._limit_s = cancelled, status, limit_s
@@ -169,6 +172,7 @@ class Controller:
                 case Pause(step):
                     self._tell()
                     self._checkpoint(step, lambda folder, step=step: self._save(folder, step))
+                    self._metrics.leave_out(self._now())
                     events = [*self._cancel(), Proceed(self._now())]
                 case Stop(reason) if self._complete < self._steps:
                     self._stop(reason)
@@ -204,7 +208,7 @@ class Controller:
                     case Lost(rank, reason):
                         raise ExecutionError(
                             f"the worker of GPU {rank} was lost when it was to {what}: {reason}",
-                            facts=[f"folder: {folder}", *self._words(report)],
+                            facts=[f"folder: {folder}", *self._crew.last_words(rank, report.lines)],
                         )
             if self._clock() - begin > self._limit_s:
                 raise ExecutionError(
@@ -253,7 +257,7 @@ class Controller:
         reports = [running.reports[rank] for rank in sorted(running.ranks)]
         if node.source is not None:
             delivered = sum(report.bytes for report in reports)
-            charged = charged_bytes(node, delivered, self._bytes[node.container or ""])
+            charged = charged_bytes(node, delivered, self._bytes[node.container or ""], self._due_bytes(node))
             wire = float(sum(report.wire_bytes for report in reports))
             self._journal.write(Transferred(now, node.index, charged, wire))
         self._journal.write(Ended(now, node.index))
@@ -282,7 +286,7 @@ class Controller:
             self._crew.dump_stacks()
             slowest = min(self._running.values(), key=lambda running: running.since_s)
             missing = sorted(slowest.ranks - set(slowest.reports))
-            words = self._words(Lost(missing[0], "")) if missing else []
+            words = self._crew.last_words(missing[0]) if missing else []
             waits = f"without a report: the workers of GPUs {', '.join(map(str, missing))}"
             return ExecutionError(
                 stop.reason, facts=[waits, *stop.facts, *words], hint="megatron.node_timeout_s is the limit"
@@ -292,13 +296,9 @@ class Controller:
             f"worker {first.rank}: {self._crew.device(first.rank)}",
             *stop.facts,
             *(f"lost with it: the worker of GPU {other.rank}: {other.reason}" for other in others),
-            *self._words(first),
+            *self._crew.last_words(first.rank, first.lines),
         ]
         return ExecutionError(stop.reason, facts=facts)
-
-    def _words(self, lost: Lost) -> list[str]:
-        lines = lost.lines or self._crew.last_lines(lost.rank)
-        return [f"last words of worker {lost.rank}:", *(f"  {line}" for line in lines)] if lines else []
 
     def _stop(self, reason: str) -> None:
         """Close the journal of a run that ends early."""

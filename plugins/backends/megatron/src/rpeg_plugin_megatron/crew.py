@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import selectors
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
 
 import attrs
@@ -149,9 +149,12 @@ class Crew:
             self._explain(found)
         return [*found, *sorted(self._lost.values(), key=lambda lost: bool(lost.lines))]
 
-    def last_lines(self, rank: int) -> tuple[str, ...]:
-        """The last lines that a worker printed, for messages."""
-        return self._launcher.last_lines(rank, LINES_SHOWN)
+    def last_words(self, rank: int, lines: Sequence[str] = ()) -> list[str]:
+        """What a worker said or printed last, for messages: ``lines``, or the end of its log."""
+        log = self._launcher.log(rank)
+        where = "" if log is None else f" ({log})"
+        found = lines or self._launcher.last_lines(rank, LINES_SHOWN)
+        return [f"last words of worker {rank}{where}:", *(f"  {line}" for line in found)] if found else []
 
     def dump_stacks(self) -> None:
         """Have local workers print where they are, and give them a moment to do it."""
@@ -211,17 +214,16 @@ class Crew:
         return ExecutionError(
             f"workers {', '.join(map(str, waiting))} of {self.world} were not ready"
             f" within {self._settings.setup_timeout_s:g} s",
-            facts=[f"worker {rank}: {self.device(rank)}", *self.last_lines(rank)],
+            facts=[f"worker {rank}: {self.device(rank)}", *self.last_words(rank)],
             hint="raise megatron.setup_timeout_s if they only needed more time",
         )
 
     def _failure(self, lost: Lost) -> RpegError:
         if lost.error is not None:
             return lost.error
-        words = lost.lines or self.last_lines(lost.rank)
         return ExecutionError(
             f"worker {lost.rank} failed while it was set up: {lost.reason}",
-            facts=[f"worker {lost.rank}: {self.device(lost.rank)}", *words],
+            facts=[f"worker {lost.rank}: {self.device(lost.rank)}", *self.last_words(lost.rank, lost.lines)],
         )
 
     # Loss

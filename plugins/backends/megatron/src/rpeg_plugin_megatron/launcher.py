@@ -48,6 +48,10 @@ class Launcher(Protocol):
         """Rank -> how its process ended, of those that did."""
         ...
 
+    def log(self, rank: int) -> Path | None:
+        """The file of what a worker prints; None when that is not here."""
+        ...
+
     def last_lines(self, rank: int, count: int) -> tuple[str, ...]:
         """The last lines that a worker printed; empty when that is unknown here."""
         ...
@@ -91,7 +95,7 @@ class Local:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def log(self, rank: int) -> Path:
-        """The file of what a worker prints."""
+        """Within the folder for logs."""
         return self._logs / f"worker-{rank}.log"
 
     def start(self, controller: Address, world: int) -> None:
@@ -174,6 +178,9 @@ class External:
 
     def ended(self) -> Mapping[int, str]:
         return {}
+
+    def log(self, rank: int) -> Path | None:
+        return None
 
     def last_lines(self, rank: int, count: int) -> tuple[str, ...]:
         return ()

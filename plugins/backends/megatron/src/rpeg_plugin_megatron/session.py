@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
-from rpeg_core.errors import BackendError, RpegError
+from rpeg_core.errors import BackendError, ExecutionError, RpegError
 from rpeg_core.planning.plan import Plan
 from rpeg_core.runtime.engine import Engine
 from rpeg_core.runtime.session import METRICS_FILE, TRACE_FILE, RunRequest
@@ -19,6 +19,7 @@ from rpeg_core.runtime.window import Window
 from rpeg_plugin_megatron.checkpoints import Checkpoints, Found
 from rpeg_plugin_megatron.controller import INTERRUPTED, Controller
 from rpeg_plugin_megatron.crew import Crew
+from rpeg_plugin_megatron.flow import due_bytes
 from rpeg_plugin_megatron.launcher import launcher_for
 from rpeg_plugin_megatron.metrics import MetricsFiles, StepMetrics
 from rpeg_plugin_megatron.settings import Settings
@@ -92,6 +93,7 @@ class MegatronSession:
                     crew=crew,
                     journal=journal,
                     metrics=StepMetrics(plan.workload.tokens_per_step),
+                    due_bytes=lambda node: due_bytes(node, plan.rpeg, plan.assignments, plan.workload),
                     clock=time.monotonic,
                     checkpoint=_saver(checkpoints, request.status),
                     step_finished=step_finished,
@@ -99,7 +101,8 @@ class MegatronSession:
                     status=request.status,
                     limit_s=settings.node_timeout_s,
                 )
-                started = self._execute(crew, controller, journal, found, request)
+                with _hint(checkpoints):
+                    started = self._execute(crew, controller, journal, found, request)
             trace = journal.trace()
             if request.output is not None and settings.export and first_step + trace.steps == steps:
                 self._export(controller, request.output, request.status)
@@ -201,6 +204,19 @@ def _metrics(request: RunRequest, first_step: int) -> Iterator[Callable[[int, Ma
         return
     with MetricsFiles(request.output / METRICS_FILE, request.output / TENSORBOARD_FOLDER, first_step) as files:
         yield files.write
+
+
+@contextlib.contextmanager
+def _hint(checkpoints: Checkpoints | None) -> Iterator[None]:
+    """Tell the user of a run that failed from where it can go on."""
+    try:
+        yield
+    except ExecutionError as error:
+        step = None if checkpoints is None else checkpoints.last_step()
+        if step is None or error.hint is not None:
+            raise
+        hint = f"--resume goes on from the checkpoint after {step} steps"
+        raise ExecutionError(error.what, facts=error.facts, hint=hint) from error
 
 
 def _resume_from(checkpoints: Checkpoints | None, request: RunRequest, steps: int) -> Found | None:

@@ -15,7 +15,6 @@ this rank for others.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
@@ -75,8 +74,8 @@ class Moved:
 def route(rank: int, held: Held, wanted: Held, *, largest: int = BUCKET_BYTES // 4) -> Route:
     """This rank's part in giving all ranks of ``wanted`` their boxes out of those in ``held``.
 
-    A piece that several ranks hold comes from the target itself if it is one of them; else the targets that want it
-    take turns among its holders.
+    A piece that several ranks hold comes from the target itself if it is one of them; else from the one that has the
+    least to send so far.
 
     Args:
         rank: this rank; it need not be in either.
@@ -91,7 +90,7 @@ def route(rank: int, held: Held, wanted: Held, *, largest: int = BUCKET_BYTES //
     for source in sorted(held):
         for item, box in enumerate(held[source]):
             holders.setdefault(box.name, {}).setdefault(box, {}).setdefault(source, item)
-    turns: dict[Fragment, itertools.count[int]] = {}
+    load: dict[int, int] = dict.fromkeys(held, 0)  # elements to send
     seen: set[Fragment] = set()
     local: list[tuple[Cut, Cut]] = []
     sends: dict[int, list[Cut]] = {}
@@ -102,8 +101,7 @@ def route(rank: int, held: Held, wanted: Held, *, largest: int = BUCKET_BYTES //
             if target == rank and box not in seen:
                 delivered[item] = box.elements
             seen.add(box)
-            turn = turns.setdefault(box, itertools.count())
-            found, number = 0, None
+            found = 0
             for other, by_rank in holders.get(box.name, {}).items():
                 piece = box.intersection(other)
                 if piece is None:
@@ -112,8 +110,8 @@ def route(rank: int, held: Held, wanted: Held, *, largest: int = BUCKET_BYTES //
                 if target in by_rank:
                     source = target
                 else:
-                    number = next(turn) if number is None else number
-                    source = tuple(by_rank)[number % len(by_rank)]
+                    source = min(by_rank, key=lambda other_rank: (load[other_rank], other_rank))
+                    load[source] += piece.elements
                 if rank not in (source, target):
                     continue
                 for part in _parts(piece, largest):

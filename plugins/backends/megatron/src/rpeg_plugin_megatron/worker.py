@@ -30,7 +30,7 @@ from rpeg_core.settings import build_settings
 from rpeg_plugin_megatron import checkpoint, huggingface
 from rpeg_plugin_megatron.dataset import Limits, open_data
 from rpeg_plugin_megatron.device import Device, choose_device
-from rpeg_plugin_megatron.flow import Flow, Rows, phases_problem
+from rpeg_plugin_megatron.flow import Flow, Rows
 from rpeg_plugin_megatron.groups import build_groups
 from rpeg_plugin_megatron.installations import Installation, first_weights, role_of, spec_to_run
 from rpeg_plugin_megatron.messages import Done, Execute
@@ -100,13 +100,11 @@ class Worker:
         self._open_data()
         self._install()
         self._held = self._exchange_geometry()
-        dist.barrier()
+        # NCCL wants all ranks in the first operation of a group; transfers between some of them come later.
+        dist.all_reduce(torch.zeros(1, device=self.device.torch))
         return _words(self.device)
 
     def _check_plan(self) -> None:
-        problem = phases_problem(self.plan)
-        if problem is not None:
-            raise BackendError("the plan's length phases cannot be executed", facts=[problem])
         width = self.plan.workload.bytes_per_element
         if width != self.device.bytes_per_element:
             raise BackendError(
@@ -257,15 +255,30 @@ class Worker:
         shard = None if node.model is None else bound[node.model].shard
         trainers = {training.name: bound[training.model].trainer for training in operator.trainings}
         result = self._operators.run(node, groups, inputs, shard, trainers)
+        metrics = dict(result.metrics)
         for container, value in result.rows.items():
             whole = value.numbers is None
             self.store.put_rows(RowsKey(node.index, container, groups.place, whole), value)
         for training in operator.trainings:
+            prefix = f"{training.name}/" if operator.fused else ""
+            metrics |= {prefix + name: age for name, age in self._staleness(node, training.model, step).items()}
             version = bound[training.model].advance()
             for container in sorted(operator.outputs):
                 if self.plan.rpeg.container(container).model == training.model:
                     self._note_weights(node, container, WeightsKey(training.model, groups.place, version))
-        return wire_bytes, dict(result.metrics)
+        return wire_bytes, metrics
+
+    def _staleness(self, node: Node, model: str, step: int) -> dict[str, float]:
+        """How many versions older than the one in training the policy, or critic, is that made the step's rows.
+
+        One version makes all sequences of a step, so that this is the staleness of every token.
+        """
+        served = [
+            other.version
+            for other in self.window.nodes(step)
+            if other.kind is NodeKind.OP and other.model == model and other.operator != node.operator
+        ]
+        return {"staleness": float(node.version - min(served))} if served else {}
 
     def _bind(self, node: Node, weights: Sequence[Artifact]) -> dict[str, Installation]:
         """The installations of an operator's models, with the version that the node is bound to."""
@@ -354,19 +367,16 @@ class Worker:
         if key not in self._routes:
             self._routes[key] = route(self.rank, self._held[node.model, source], self._held[node.model, target])
         into = self.installations.get((node.model, target))
-        # Lowering also redistributes to a trainer, which has its weights already, maybe newer ones than served.
-        trained = self._trains(node.model, target)
-        mine = []
+        mine: list[torch.Tensor] = []
         if (node.model, source) in self.installations:
-            if not trained:
-                self._check_version(node, artifact)
-            version = self.store.weights(artifact.node, artifact.container).version
-            mine = self.installations[node.model, source].views(version)
-        targets = []
+            self._check_version(node, artifact)
+            mine = self.installations[node.model, source].views(node.version)
+        targets: list[torch.Tensor] = []
         if into is not None:
-            targets = into.scratch() if trained else into.install(node.version)
+            # Lowering also redistributes to a trainer, which has the version already and goes on with its own tensors.
+            targets = into.scratch() if into.trained == node.version else into.install(node.version)
         moved = move(self._routes[key], mine, targets)
-        if into is not None and (not trained or into.trained == node.version):
+        if into is not None:
             self._note_weights(node, node.container, WeightsKey(node.model, target, node.version))
         return moved.elements, moved.wire_bytes
 

@@ -30,6 +30,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -65,7 +66,7 @@ CONNECT_S = 120.0
 """How long a worker waits for its controller to listen."""
 
 END_S = 30.0
-"""How long a worker that failed waits to be ended."""
+"""How long a worker that failed waits to be ended, and how long one may take to end that was told to."""
 
 BEATS = 5
 """Signs of life within the time after which a silent worker is lost."""
@@ -135,13 +136,18 @@ class _Controller:
         return self._received.get()
 
     def listen(self) -> None:
-        """Thread: take in messages; end the process when there is nobody to send any."""
-        while True:
+        """Thread: take in messages; end the process when there is nobody to send any, or when it does not end."""
+        message: ToWorker | None = None
+        while not isinstance(message, Shutdown):
             try:
-                self._received.put(self._connection.recv())
+                message = self._connection.recv()
             except (OSError, EOFError):
                 print("the controller closed the connection", file=sys.stderr, flush=True)
                 os._exit(1)
+            self._received.put(message)
+        time.sleep(END_S)
+        print("the end took too long", file=sys.stderr, flush=True)
+        os._exit(1)
 
     def live(self, rank: int, interval_s: float) -> None:
         """Thread: give a sign of life."""
@@ -261,7 +267,13 @@ class _Process:
 
 
 def _prepare(environment: Environment, setup: Setup) -> None:
-    """Environment variables that torch, gloo and OpenMP read when they are loaded."""
+    """Variables that torch, gloo and OpenMP read when they are loaded; no warnings of libraries to each other.
+
+    Megatron-Core remarks at every start that optional packages are missing, torch that Megatron calls old names. What a
+    worker printed last is part of an error message, and these would hide what matters.
+    """
+    for library in ("megatron", "torch"):
+        warnings.filterwarnings("ignore", module=rf"{library}\.")
     threads = str(setup.settings.threads_per_worker)
     os.environ.update(
         RANK=str(environment.rank),

@@ -78,9 +78,9 @@ def pipeline_bubble_s(batch: OperatorBatch, model: ModelSpec) -> Floats:
 
 
 def fused_pipeline_bubble_s(batch: FusedBatch[OperatorBatch]) -> Floats:
-    """The length of the interleaved schedule less the T_gemm of all models; a forward pass is a quarter of a microbatch.
+    """The length of the interleaved schedule less the T_gemm of all models.
 
-    **[choice]** The paper prints no equation for fusion.
+    **[choice]** The paper prints no equation for fusion. A forward pass is a quarter of a microbatch's time.
     """
     work_s = [gemm_s(part) for part in batch.parts]
     microbatch_s = [seconds / batch.layouts.microbatches for seconds in work_s]

@@ -80,7 +80,7 @@ def fused_bubble_s(
 ) -> Floats:
     """What an interleaved schedule takes beyond ``work_s``, the mean stage's work of all its models.
 
-    ``forward_s`` and ``backward_s`` have for each model the seconds of a microbatch on the inner stages and on the last.
+    ``forward_s`` and ``backward_s`` have for each model the seconds of a microbatch on inner stages and on the last.
     """
     layouts = batch.layouts
     length_s = interleaved_s(layouts.pipeline, layouts.microbatches, np.array(forward_s), np.array(backward_s))

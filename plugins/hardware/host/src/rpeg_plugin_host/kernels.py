@@ -1,8 +1,9 @@
 """Measures one core: ``python -m rpeg_plugin_host.kernels``, one process per device, all at the same time.
 
 The process says ``ready``, waits for a line so that all begin together, and prints its numbers as JSON. The parent sets
-the number of BLAS threads to 1 before it starts it. Times are the best of several repetitions: what disturbs a
-measurement only makes it longer.
+the number of BLAS threads to 1 before it starts it. Times are processor time, which other processes on the machine do
+not stretch by taking the core away, and the best of several repetitions: what disturbs a measurement only makes it
+longer.
 """
 
 from __future__ import annotations
@@ -70,15 +71,15 @@ def _layer(rng: np.random.Generator) -> float:
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
+    start = time.process_time()
     work()
-    repeats = max(1, math.ceil(BATCH_S / max(time.perf_counter() - start, 1e-7)))
+    repeats = max(1, math.ceil(BATCH_S / max(time.process_time() - start, 1e-7)))
     best = math.inf
     for _ in range(BATCHES):
-        start = time.perf_counter()
+        start = time.process_time()
         for _ in range(repeats):
             work()
-        best = min(best, (time.perf_counter() - start) / repeats)
+        best = min(best, (time.process_time() - start) / repeats)
     return best
 
 

@@ -76,7 +76,7 @@ def profile_of(kept: Kept, memory: int) -> HardwareProfile:
         f"{gemm.median_error:.1%}; {when}"
     )
     by_copy = f"a copy of {STREAM_BYTES // 2**20} MiB by numpy, bytes read and written; {when}"
-    by_ping = f"half a round trip over TCP on the loopback interface between two processes; {when}"
+    by_ping = f"half a round trip, the lower tenth of 400, over TCP on the loopback interface; {when}"
     one_way = f"16 MiB one way over TCP on the loopback interface; {when}"
     both_ways = f"16 MiB both ways at once over TCP on the loopback interface; {when}"
     sequences, tokens, hidden = LAYER
