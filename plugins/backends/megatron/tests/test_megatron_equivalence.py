@@ -150,7 +150,7 @@ DPO: dict[str, dict[str, Assignment]] = {
 }
 
 
-def plain(plan: Plan) -> plain_loop.Outcome:
+def plain(plan: Plan, steps: int = STEPS) -> plain_loop.Outcome:
     """The plain loop on the plan's experiment."""
     chosen, workload = settings(), plan.workload
     template = Registry().get("algorithm", plan.experiment.algorithm).record
@@ -178,7 +178,7 @@ def plain(plan: Plan) -> plain_loop.Outcome:
         sampling=Sampling(),
         seed=chosen.seed,
     )
-    return plain_loop.run(job, STEPS, keep_rows=True)
+    return plain_loop.run(job, steps, keep_rows=True)
 
 
 @pytest.fixture(scope="module")
@@ -246,13 +246,13 @@ def check(plan: Plan, results: list[Ran], expected: plain_loop.Outcome) -> dict[
     return worst
 
 
-def check_transfers(plan: Plan, results: list[Ran]) -> None:
+def check_transfers(plan: Plan, results: list[Ran], steps: int = STEPS) -> None:
     """What was delivered is what lowering charges."""
     window = Window(plan.rpeg, plan.assignments, plan.workload, split_lengths=plan.options.split_lengths)
     measured = transfers(plan, results)
     planned = {
         node.label: node.payload_bytes
-        for step in range(STEPS)
+        for step in range(steps)
         for node in window.nodes(step)
         if node.container is not None
     }

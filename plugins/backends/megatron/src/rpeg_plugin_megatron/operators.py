@@ -19,6 +19,7 @@ from rpeg_core.errors import ExecutionError
 from rpeg_core.ir import ContainerKind, Operator, Role, Rpeg
 from rpeg_core.passes.lower import Node
 from rpeg_core.runtime.semantics import (
+    PROXIMAL_LOGPROBS,
     Content,
     Counts,
     LossParts,
@@ -270,13 +271,22 @@ class Operators:
             return summed
 
         prepared = semantics.prepare(name, dict(given), sequences.response_mask, total, job.settings, workload)
+        recipe, rows = semantics.recipe(name, job.settings), {**given, **prepared.rows}
+        if recipe.proximal:
+            found = forward.infer(
+                trainer.shard,
+                sequences,
+                microbatches=_divisor(len(sequences), node.microbatches),
+                temperature=job.sampling.logprob_temperature,
+            )
+            rows[PROXIMAL_LOGPROBS] = found.logprobs
         return _Training(
             name=name,
             job=job,
-            recipe=semantics.recipe(name, job.settings),
+            recipe=recipe,
             trainer=trainer,
             sequences=sequences,
-            rows={**given, **prepared.rows},
+            rows=rows,
             prepared={key: float(value) for key, value in prepared.metrics.items()},
             first_row=home_rows(workload.sequences, groups.place, groups.rank)[0],
             replicas=groups.place.layout.data,
