@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rpeg_core.planning.problem import Problem
     from rpeg_core.planning.search import Progress, SearchBudget, SearchResult
     from rpeg_core.planning.structures import Structure
+    from rpeg_core.runtime.lengths import LengthsRequest
     from rpeg_core.runtime.session import Session
     from rpeg_core.spec.models import ModelSpec
     from rpeg_core.spec.workload import Workload
@@ -167,6 +168,8 @@ class BackendSpec:
             the plan's graph and returns a :class:`rpeg_core.runtime.trace.Trace`; the contract is
             :class:`rpeg_core.runtime.session.Session`.
         render: ``render(plan, settings) -> Mapping[str, str]`` for ``export``: file name to content.
+        profile: ``profile(request, settings)`` for ``rpeg profile-lengths``: generate responses and tell their lengths;
+            the contract is :class:`rpeg_core.runtime.lengths.LengthsRequest`. None when it cannot.
         settings: attrs class of its settings.
     """
 
@@ -176,4 +179,5 @@ class BackendSpec:
     probe: Callable[[], str | None]
     open: Callable[[Plan, Any], Session] | None = None
     render: Callable[[Plan, Any], Mapping[str, str]] | None = None
+    profile: Callable[[LengthsRequest, Any], None] | None = None
     settings: type = NoSettings

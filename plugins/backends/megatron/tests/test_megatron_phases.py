@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import test_megatron_equivalence as equivalence
 import torch
-from megatron_plans import at, experiment, make_plan, ranks_of, run_plan, settings
+from megatron_plans import at, make_plan, ranks_of, run_plan, settings
 from megatron_world import run_world
 from rpeg_plugin_megatron.flow import due_bytes, part_rows
 from rpeg_plugin_megatron.metrics import charged_bytes
@@ -111,34 +111,54 @@ CASES: dict[str, Case] = {
         },
         TINY_SHARES,
     ),
+    "ppo with a shared backbone": (
+        "ppo-ac",
+        {
+            "": at("0-1", dp=2),
+            "reference_inference": at("2-3", tp=2),
+            "actor_critic_inference": at("2-3", dp=2),
+        },
+        SKEWED,
+    ),
+    "grpo a step behind, trained elsewhere": (
+        "grpo",
+        {"actor_generation": at("0"), "": at("1")},
+        SKEWED,
+    ),
+    "grpo a step behind, trained where it generates": (
+        "grpo",
+        {"": at("0-1", tp=2), "reference_inference": at("2"), "reward_function": at("2")},
+        SKEWED,
+    ),
 }
 
 
 def document(algorithm: str) -> dict[str, Any]:
     """Few tokens, so that a random model ends some responses at once and some never."""
-    found = experiment(algorithm)
+    found = equivalence.document(algorithm)
     found["models"]["actor"]["config"] |= {"vocab": 14, "layers": 2}
     found["workload"] |= {"prompts": 8, "rollouts_per_prompt": 4, "prompt_tokens": 6, "response_tokens": 12}
     return found
 
 
-def plan_of(case: Case) -> Plan:
+def plan_of(case: Case, **staleness: int) -> Plan:
     algorithm, assignments, lengths = case
     chosen = document(algorithm)
     if lengths:
         chosen["workload"]["response_lengths"] = lengths
-    return make_plan(chosen, assignments)
+    return make_plan(chosen, assignments, **staleness)
 
 
 @pytest.fixture(scope="module")
-def oracle() -> Callable[[str], Any]:
-    """The plain loop's outcome by algorithm, run once."""
-    found: dict[str, Any] = {}
+def oracle() -> Callable[..., Any]:
+    """The plain loop's outcome by algorithm and staleness, run once."""
+    found: dict[Any, Any] = {}
 
-    def of(algorithm: str) -> Any:
-        if algorithm not in found:
-            found[algorithm] = equivalence.plain(plan_of((algorithm, {"": at("0")}, [])))
-        return found[algorithm]
+    def of(algorithm: str, **staleness: int) -> Any:
+        key = (algorithm, *staleness.items())
+        if key not in found:
+            found[key] = equivalence.plain(plan_of((algorithm, {"": at("0")}, []), **staleness))
+        return found[key]
 
     return of
 
@@ -149,8 +169,9 @@ QUICK = ("ppo on two workers",)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow, id=name) for name in CASES]
 )
-def test_a_split_plan_computes_what_the_plain_loop_computes(name: str, oracle: Callable[[str], Any]) -> None:
-    plan, expected = plan_of(CASES[name]), oracle(CASES[name][0])
+def test_a_split_plan_computes_what_the_plain_loop_computes(name: str, oracle: Callable[..., Any]) -> None:
+    staleness = {"actor": 1} if "a step behind" in name else {}
+    plan, expected = plan_of(CASES[name], **staleness), oracle(CASES[name][0], **staleness)
     assert any(node.phase is not None for node in _nodes(plan)), "nothing is split"
     lengths = response_lengths(plan, expected)
     assert (lengths < 12).mean() > 0.3, "rows that end early"

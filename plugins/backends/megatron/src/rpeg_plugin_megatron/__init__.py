@@ -14,6 +14,7 @@ from rpeg_plugin_megatron.settings import Settings
 
 if TYPE_CHECKING:
     from rpeg_core.planning.plan import Plan
+    from rpeg_core.runtime.lengths import LengthsRequest
 
 __all__ = ["MEGATRON", "Settings", "rpeg_backends"]
 
@@ -30,12 +31,19 @@ def _open(plan: Plan, settings: Any) -> Any:
     return open_session(plan, settings)
 
 
+def _profile(request: LengthsRequest, settings: Any) -> None:
+    from rpeg_plugin_megatron.lengths import profile_lengths
+
+    profile_lengths(request, settings)
+
+
 MEGATRON = BackendSpec(
     name="megatron",
     summary="Executes a plan on PyTorch and Megatron-Core workers, on GPUs or CPU cores.",
     can=frozenset({"execute"}),
     probe=_probe,
     open=_open,
+    profile=_profile,
     settings=Settings,
 )
 
