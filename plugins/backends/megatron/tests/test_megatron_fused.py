@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import attrs
 import megatron_oracle as oracle
 import pytest
 import torch
-from megatron_plans import at, experiment, ranks_of, run_plan, settings
+from megatron_plans import at, drive, experiment, ranks_of, run_plan, settings
 from megatron_world import run_world
 from rpeg_plugin_megatron import fused
 from rpeg_plugin_megatron.device import choose_device
@@ -18,12 +19,14 @@ from rpeg_plugin_megatron.groups import Place, PlaceGroups, build_groups
 from rpeg_plugin_megatron.initial import fill
 from rpeg_plugin_megatron.model import build_shard
 from rpeg_plugin_megatron.train import Trainer
+from rpeg_plugin_megatron.worker import Worker
 
 from rpeg_core.planning.assignment import Assignment, Layout
 from rpeg_core.planning.plan import Plan
 from rpeg_core.planning.planner import Planner
 from rpeg_core.planning.structures import Structure
 from rpeg_core.plugins.registry import Registry
+from rpeg_core.runtime.engine import Engine
 from rpeg_core.runtime.semantics import LossParts, ModelOutputs, OptimizerSettings
 from rpeg_core.spec.experiment import parse_experiment
 from rpeg_core.spec.machine import Allocation, DeviceSpace
@@ -210,3 +213,39 @@ def test_the_ranks_run_the_list_that_the_plan_states() -> None:
     stated = plan.document()["microtasks"]["fused_training"]
     assert stated[1][:4] == ["F0 actor_training", "B0 actor_training", "F0 critic_training", "B0 critic_training"]
     assert run_world(_executed, 2, plan, timeout_s=300) == stated
+
+
+def _run_on(rank: int, world: int, plan: Plan, folder: str, resume: int | None) -> Any:
+    """Metrics by node and the weights of both models, of a run with checkpoints or of one that goes on from one."""
+    worker = Worker(rank, world, plan, settings())
+    worker.setup()
+    if resume is not None:
+        worker.restore(f"{folder}/{resume}")
+
+    def pause(step: int) -> None:
+        if resume is None:
+            Path(folder, str(step)).mkdir(exist_ok=True)
+            worker.checkpoint(f"{folder}/{step}", step)
+
+    engine = Engine(worker.window, 3, first_step=resume or 0, pause_every=2)
+    done = drive(worker, engine, on_pause=pause)
+    weights = {
+        model: [view.detach().clone() for view in installation.views(installation.trained)]
+        for (model, _), installation in worker.installations.items()
+        if installation.trained is not None
+    }
+    worker.close()
+    return {label: dict(answer.metrics) for label, answer in done}, weights
+
+
+@pytest.mark.slow
+def test_a_fused_run_goes_on_from_a_checkpoint_with_both_optimizers(tmp_path: Path) -> None:
+    plan = _plan(PLANS["pp2"], fusion=True)
+    whole = run_world(_run_on, 2, plan, str(tmp_path), None, timeout_s=300)
+    resumed = run_world(_run_on, 2, plan, str(tmp_path), 2, timeout_s=300)
+    for (expected, weights), (done, again) in zip(whole, resumed, strict=True):
+        assert set(weights) == {"actor", "critic"}
+        for model, boxes in weights.items():
+            assert all(torch.equal(box, other) for box, other in zip(boxes, again[model], strict=True))
+        assert "fused_training@2" in done
+        assert done == {label: expected[label] for label in done}
