@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -139,7 +140,7 @@ def command(
     if as_json:
         ui.print_json(_document(experiment, profile, output, interrupted=interrupted))
     else:
-        _show(profile, output)
+        _show(profile, output, experiment)
     for remark in profile.remarks:
         ui.print_warning(remark)
     if interrupted:
@@ -257,7 +258,8 @@ def _document(path: Path, profile: _Profile, output: Path, *, interrupted: bool)
     }
 
 
-def _show(profile: _Profile, output: Path) -> None:
+def _show(profile: _Profile, output: Path, experiment: Path) -> None:
+    named = os.path.relpath(output, experiment.parent)  # as the experiment reads it
     tokens, count = profile.tokens, len(profile.responses)
     ui.print_fields(
         {
@@ -271,7 +273,7 @@ def _show(profile: _Profile, output: Path) -> None:
     ui.print_text("\n" + "\n".join(_histogram(profile.bins())))
     ui.print_text("")
     ui.print_table(["fraction", "tokens"], [(pair.fraction, pair.tokens) for pair in profile.pairs])
-    ui.print_text(f"\nwritten: {output}\nnext: workload.response_lengths: {output} in the experiment, then rpeg plan")
+    ui.print_text(f"\nwritten: {output}\nnext: workload.response_lengths: {named} in {experiment}, then rpeg plan")
 
 
 def _histogram(bins: Sequence[tuple[int, int, int]]) -> list[str]:

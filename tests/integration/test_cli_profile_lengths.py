@@ -74,7 +74,10 @@ def test_numbers_and_histogram(profile: Any) -> None:
     bars = [line for line in lines if "#" in line]
     assert len(bars) == 12
     assert sum(int(bar.split()[-1]) for bar in bars) == 200
-    assert lines[-2] == "written: lengths.csv"
+    assert lines[-2:] == [
+        "written: lengths.csv",
+        "next: workload.response_lengths: lengths.csv in experiment.yaml, then rpeg plan",
+    ]
     assert Path("lengths.csv").read_text() == "fraction,tokens\n0.25,97\n0.75,297\n1,1000\n"
 
 

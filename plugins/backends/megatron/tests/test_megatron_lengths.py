@@ -78,6 +78,15 @@ def test_rounds_are_equal_and_no_larger_than_needed(
     assert 0 <= rounds * rows - responses < rounds * degrees[0]
 
 
+def test_weights_that_do_not_fit_this_machine_are_refused() -> None:
+    request, _ = request_of(plan_of())
+    (model,) = request.graph.models
+    huge = attrs.evolve(model, spec=attrs.evolve(model.spec, layers=10**9))
+    request = attrs.evolve(request, graph=attrs.evolve(request.graph, models=(huge,)))
+    with pytest.raises(BackendError, match="the weights of model 'actor' do not fit the memory of this machine"):
+        profile_plan(request, settings())
+
+
 @pytest.mark.parametrize(("workers", "tensor", "text"), [(3, 2, "replicas of 2"), (3, 3, "tp=3 does not divide")])
 def test_workers_that_cannot_be_arranged(workers: int, tensor: int, text: str) -> None:
     request, _ = request_of(plan_of(), workers=workers, tensor=tensor)

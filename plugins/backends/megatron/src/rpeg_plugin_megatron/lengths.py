@@ -17,6 +17,7 @@ from pathlib import Path
 import attrs
 
 from rpeg_core.errors import BackendError, ExecutionError
+from rpeg_core.ir import Model
 from rpeg_core.passes.evaluate import EvaluationOptions
 from rpeg_core.planning.assignment import Assignment, Layout
 from rpeg_core.planning.plan import Plan
@@ -24,7 +25,6 @@ from rpeg_core.planning.structures import Structure
 from rpeg_core.runtime.lengths import LengthsRequest, Response
 from rpeg_core.runtime.window import Window
 from rpeg_core.spec.machine import Allocation, DeviceSpace
-from rpeg_core.spec.models import ModelSpec
 from rpeg_plugin_megatron.crew import Crew, Lost
 from rpeg_plugin_megatron.launcher import launcher_for
 from rpeg_plugin_megatron.layouts import check_layout
@@ -41,7 +41,7 @@ ROUND_ROWS = {"cpu": 8, "cuda": 64}
 WIDTH = 4
 """Bytes of a weight on a CPU."""
 
-MEMORY_SHARE = 0.5
+MEMORY_SHARE = 0.8
 """Of the free memory of the machine, for the weights of all workers."""
 
 
@@ -104,7 +104,7 @@ def profile_plan(request: LengthsRequest, settings: Settings) -> Plan:
     """
     (operator,), (model,) = request.graph.operators, request.graph.models
     gpus = _gpus(settings)
-    workers = request.workers or max(_room(model.spec, gpus) // request.tensor, 1) * request.tensor
+    workers = request.workers or max(_room(model, gpus, request.tensor) // request.tensor, 1) * request.tensor
     if workers % request.tensor:
         raise BackendError(
             f"{workers} workers cannot be replicas of {request.tensor}", facts=["allowed: a multiple of --tp"]
@@ -142,13 +142,32 @@ def _gpus(settings: Settings) -> int:
     return found if shown is None else min(found, len([name for name in shown.split(",") if name.strip()]))
 
 
-def _room(spec: ModelSpec, gpus: int) -> int:
-    """Workers that this machine has devices for, and on CPUs memory."""
+def _room(model: Model, gpus: int, tensor: int) -> int:
+    """Workers that this machine has devices for, and on CPUs memory.
+
+    Raises:
+        BackendError: the free memory does not hold the weights once.
+    """
     if gpus:
         return gpus
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):  # not on every system
+    free, weights = _available_bytes(), WIDTH * model.spec.total_parameters
+    if free is None:
         return cores
-    return max(1, min(cores, int(MEMORY_SHARE * free) // (WIDTH * spec.total_parameters)))
+    if weights > free:
+        raise BackendError(
+            f"the weights of model {model.name!r} do not fit the memory of this machine",
+            facts=[f"they need {weights / 1e9:.1f} GB in FP32, {free / 1e9:.1f} GB are free, and there is no GPU"],
+            hint="measure on a machine with GPUs, with --workers on how many, or with a smaller model",
+        )
+    return max(1, min(cores, tensor * int(MEMORY_SHARE * free / weights)))
+
+
+def _available_bytes() -> int | None:
+    """Memory that can be had without swapping, file caches included; None where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    sizes = {name: value for name, _, value in (line.partition(":") for line in lines)}
+    return int(sizes["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in sizes else None
