@@ -3,8 +3,9 @@
 PPO of a small llama on two workers of this machine, every operator on both, pp2, planned for the hardware profile
 ``host`` and run by the backend ``megatron``, with 2 and with 4 microbatches. Printed: predicted and measured seconds of
 the trainings of a step, fused and unfused, and what fusing them gains: medians of ``--repetitions`` sessions, fused and
-unfused in turn, of which each runs a step before the measured one, and of their ratios turn by turn. The paper's 8B test gains 1.07 x. The times are
-worth something on a machine that does nothing else; the load average is printed. ``--json FILE`` keeps all times.
+unfused in turn, of which each runs a step before the measured one, and of their ratios turn by turn. The paper's 8B
+test gains 1.07 x. The times are worth something on a machine that does nothing else; the load average is printed.
+``--json FILE`` keeps all times.
 """
 
 from __future__ import annotations
