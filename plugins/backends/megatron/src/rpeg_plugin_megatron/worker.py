@@ -146,6 +146,8 @@ class Worker:
         )
         if any(op.model is None for op in plan.rpeg.operators):
             self._data.require_reward()
+        for model in plan.rpeg.models:
+            self._data.check_vocabulary(model.name, model.spec.vocab)
         job = Job(
             graph=plan.rpeg,
             semantics=semantics,
