@@ -2,9 +2,10 @@
 
 PPO of a small llama on two workers of this machine, every operator on both, pp2, planned for the hardware profile
 ``host`` and run by the backend ``megatron``, with 2 and with 4 microbatches. Printed: predicted and measured seconds of
-the trainings of a step, fused and unfused, and what fusing them gains; medians of ``--repetitions`` sessions, fused and
-unfused in turn, of which each runs a step before the measured one. The paper's 8B test gains 1.07 x. The times are
-worth something on a machine that does nothing else; the load average is printed. ``--json FILE`` keeps all times.
+the trainings of a step, fused and unfused, and what fusing them gains: medians of ``--repetitions`` sessions, fused and
+unfused in turn, of which each runs a step before the measured one, and of their ratios turn by turn. The paper's 8B
+test gains 1.07 x. The times are worth something on a machine that does nothing else; the load average is printed.
+``--json FILE`` keeps all times.
 """
 
 from __future__ import annotations
@@ -93,9 +94,12 @@ def main() -> None:
             for trainings, plan in plans.items():
                 times[trainings].append(measured_s(plan, trainings))
         medians = {trainings: statistics.median(found) for trainings, found in times.items()}
+        ratios = sorted(apart / fused for apart, fused in zip(times[UNFUSED], times[FUSED], strict=True))
+        spread = f"{words.times(statistics.median(ratios))} ({words.times(ratios[0])} to {words.times(ratios[-1])})"
+        gains = {"predicted": words.times(predicted[UNFUSED] / predicted[FUSED]), "measured": spread}
         for what, found in (("predicted", predicted), ("measured", medians)):
             both = f"{words.seconds(found[UNFUSED])} | {words.seconds(found[FUSED])}"
-            print(f"| {microbatches} | {what} | {both} | {words.times(found[UNFUSED] / found[FUSED])} |", flush=True)
+            print(f"| {microbatches} | {what} | {both} | {gains[what]} |", flush=True)
         kept.append(
             {
                 "microbatches": microbatches,

@@ -46,11 +46,12 @@ GENERATES, ASSESS = "actor_generation", ("reference_inference", "reward_inferenc
 
 @attrs.frozen(kw_only=True)
 class Case:
-    """Widths of the actor (and its reference) and of the models that assess."""
+    """Widths of the actor (and its reference), of the reward model, and of the critic."""
 
     name: str
     actor: int
-    assessors: int
+    reward: int
+    critic: int
 
 
 @attrs.frozen(kw_only=True)
@@ -68,19 +69,19 @@ class Size:
 
 FULL = Size(
     cases=(
-        Case(name="assessment light", actor=256, assessors=128),
-        Case(name="assessment like decoding", actor=256, assessors=256),
-        Case(name="assessment heavy", actor=256, assessors=512),
+        Case(name="assessment light", actor=256, reward=128, critic=128),
+        Case(name="assessment like decoding", actor=256, reward=256, critic=128),
+        Case(name="assessment heavy", actor=256, reward=512, critic=128),
     ),
     prompts=8,
     rollouts=8,
-    response_tokens=192,
-    vocab=40,
-    steps=4,
+    response_tokens=128,
+    vocab=28,
+    steps=3,
     repetitions=5,
 )
 QUICK = Size(
-    cases=(Case(name="assessment heavy", actor=64, assessors=128),),
+    cases=(Case(name="assessment heavy", actor=64, reward=128, critic=64),),
     prompts=8,
     rollouts=4,
     response_tokens=64,
@@ -96,15 +97,15 @@ def dimensions(width: int, vocab: int) -> dict[str, Any]:
 
 
 def experiment(case: Case, size: Size, lengths: list[list[float]], *, split: bool) -> dict[str, Any]:
-    actor, assessor = dimensions(case.actor, size.vocab), dimensions(case.assessors, size.vocab)
+    actor, reward, critic = (dimensions(width, size.vocab) for width in (case.actor, case.reward, case.critic))
     first, second = ({"gpus": gpu, "dp": 1, "pp": 1, "tp": 1, "microbatches": 1} for gpu in ("0", "1"))
     return {
         "algorithm": "ppo",
         "models": {
             "actor": {"config": actor},
             "reference": {"same_as": "actor"},
-            "critic": {"config": assessor},
-            "reward": {"config": assessor},
+            "critic": {"config": critic},
+            "reward": {"config": reward},
         },
         "workload": {
             "prompts": size.prompts,

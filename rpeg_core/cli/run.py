@@ -82,10 +82,8 @@ def command(
         ui.print_warning(f"{plan} is predicted not to fit the memory of its GPUs; `rpeg predict {plan}` says why")
     if trace_file is not None:
         planning.writable(trace_file, plan)
-    if output is not None:
-        run_folder.prepare(output, found, resume=resume)
     asked = getattr(settings, "steps", None) if steps is None else steps
-    with ui.live() as show:
+    with run_folder.held(output, found, resume=resume), ui.live() as show:
         display = RunDisplay(found, f"{backend} runs {plan}", asked, show)
         try:
             trace = _execute(record, settings, found, context.registry, display, steps, output, resume=resume)
@@ -93,6 +91,12 @@ def command(
             if output is None:
                 raise
             raise _failed(error, output) from error
+        except OSError as error:
+            if output is None:
+                raise
+            where = [] if error.filename is None else [f"file: {error.filename}"]
+            problem = ExecutionError(f"the run cannot go on: {error.strerror or error}", facts=where)
+            raise _failed(problem, output) from error
     files = _write(trace, trace_file, output)
     stopped = _stopped(trace)
     metrics = (None if output is None else run_folder.read_metrics(output)) or display.metrics

@@ -209,6 +209,7 @@ class Controller:
                         raise ExecutionError(
                             f"the worker of GPU {rank} was lost when it was to {what}: {reason}",
                             facts=[f"folder: {folder}", *self._crew.last_words(rank, report.lines)],
+                            hint=None if report.error is None else report.error.hint,
                         )
             if self._clock() - begin > self._limit_s:
                 raise ExecutionError(

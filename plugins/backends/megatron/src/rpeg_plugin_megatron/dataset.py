@@ -20,7 +20,7 @@ import attrs
 import numpy as np
 import torch
 
-from rpeg_core.errors import BackendError, DataError, SettingsError
+from rpeg_core.errors import BackendError, DataError, ExperimentError, SettingsError
 from rpeg_plugin_megatron import rows as rows_of
 from rpeg_plugin_megatron.rewards import Reward, load_reward
 from rpeg_plugin_megatron.tasks import Task, task_named
@@ -57,7 +57,14 @@ class Batch:
 
 
 class Dataset(Protocol):
-    """Rows by step."""
+    """Rows by step.
+
+    Attributes:
+        largest_id: of the tokens of all rows, padding left out.
+    """
+
+    @property
+    def largest_id(self) -> int: ...
 
     def batch(self, step: int, start: int, stop: int) -> Batch:
         """Prompts ``start`` to ``stop`` (excluded) of RL step ``step``."""
@@ -76,6 +83,37 @@ class Data:
     tokenizer: Tokenizer
     reward: Reward | None
 
+    def require_reward(self) -> Reward:
+        """The function that scores responses.
+
+        Raises:
+            SettingsError: none is named.
+        """
+        if self.reward is None:
+            raise SettingsError(
+                "no reward function is named",
+                facts=[
+                    "needed by: an algorithm whose reward is a function",
+                    "default: exact_match, where all rows of megatron.data have an 'answer'",
+                ],
+                hint="set megatron.reward to package.module:name",
+            )
+        return self.reward
+
+    def check_vocabulary(self, model: str, vocab: int) -> None:
+        """Make sure that a model has an embedding for every token of the rows.
+
+        Raises:
+            ExperimentError: it lacks one.
+        """
+        largest = max(self.dataset.largest_id, self.tokenizer.pad_id, self.tokenizer.end_id)
+        if largest >= vocab:
+            raise ExperimentError(
+                f"model {model!r} has a vocabulary of {vocab}, the rows have token {largest}",
+                facts=[f"tokenizer: {self.tokenizer.source}, {self.tokenizer.size} tokens"],
+                hint=f"raise vocab to at least {self.tokenizer.size}, or name the tokenizer of the model",
+            )
+
     def rewards(self, batch: Batch, responses: torch.Tensor, rollouts: int) -> torch.Tensor:
         """Scores of responses to the prompts of a batch.
 
@@ -91,17 +129,12 @@ class Data:
             SettingsError: no reward function is named.
             ExecutionError: the function raised or returned no finite number.
         """
-        if self.reward is None:
-            raise SettingsError(
-                "no reward function is named",
-                facts=["needed by: an algorithm whose reward is a function"],
-                hint="set megatron.reward to package.module:name",
-            )
+        reward = self.require_reward()
         scores = []
         for index, response in enumerate(responses.cpu()):
             prompt = index // rollouts
             text = self.tokenizer.decode(rows_of.strip_response(response, self.tokenizer.end_ids))
-            scores.append(self.reward(batch.texts[prompt], text, batch.rows[prompt]))
+            scores.append(reward(batch.texts[prompt], text, batch.rows[prompt]))
         return torch.tensor(scores, dtype=torch.float32)
 
 
@@ -194,9 +227,15 @@ class FileDataset:
             DataError: the file or one of its lines cannot be used; file, line and what is allowed are named.
         """
         try:
-            content = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"cannot read {path}: {error}", hint="megatron.data names a JSONL file in UTF-8") from error
+            content = path.read_bytes().decode("utf-8-sig")  # spreadsheets and Windows begin files with a mark
+        except OSError as error:
+            problem = error.strerror or str(error)
+            raise DataError(f"cannot read {path}: {problem}", hint="megatron.data names a JSONL file") from error
+        except UnicodeDecodeError as error:
+            line = error.object.count(b"\n", 0, error.start) + 1
+            raise DataError(
+                f"{path}, line {line} is not UTF-8: {error.reason}", facts=["allowed: a JSONL file in UTF-8"]
+            ) from error
         lines = []
         for number, text in enumerate(content.split("\n"), start=1):
             if text.strip():
@@ -205,6 +244,10 @@ class FileDataset:
         if not lines:
             raise DataError(f"{path} has no rows", facts=["expected: one JSON object per line"])
         return cls(lines=tuple(lines), pad_id=tokenizer.pad_id, limits=limits, seed=seed, prompts=prompts)
+
+    @property
+    def largest_id(self) -> int:
+        return max(max(ids) for line in self.lines for ids in (line.prompt, *line.responses))
 
     def indices(self, step: int, start: int, stop: int) -> list[int]:
         """Lines behind prompts ``start`` to ``stop`` of a step, counted from 0."""
@@ -251,6 +294,10 @@ class TaskDataset:
         symbols = task.symbols(limits.prompt_tokens, limits.response_tokens)
         return cls(task=task, tokenizer=tokenizer, limits=limits, seed=seed, symbols=symbols, pairs=pairs)
 
+    @property
+    def largest_id(self) -> int:
+        return max(self.tokenizer.encode(self.task.alphabet, special=False))
+
     def batch(self, step: int, start: int, stop: int) -> Batch:
         """Prompts ``start`` to ``stop`` (excluded) of RL step ``step``."""
         return _batch([self._line(step, index) for index in range(start, stop)], self.tokenizer.pad_id, self.limits)
@@ -292,7 +339,7 @@ class _LineReader:
     def read(self, text: str, pairs: bool) -> _Line:
         try:
             row = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._error(f"is not JSON: {error}", "a JSON object on one line") from error
         if not isinstance(row, dict):
             raise self._error(f"is {_kind(row)}", "a JSON object")

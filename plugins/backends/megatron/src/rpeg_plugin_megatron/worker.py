@@ -144,6 +144,10 @@ class Worker:
             pairs=any(semantics.contents[container] is Content.SEQUENCES for container in inputs),
             base_dir=Path.cwd(),
         )
+        if any(op.model is None for op in plan.rpeg.operators):
+            self._data.require_reward()
+        for model in plan.rpeg.models:
+            self._data.check_vocabulary(model.name, model.spec.vocab)
         job = Job(
             graph=plan.rpeg,
             semantics=semantics,
