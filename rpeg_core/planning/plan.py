@@ -132,8 +132,8 @@ class Plan:
         return {
             op.name: microtasks([training.name for training in op.fused], a.layout.pipeline, a.microbatches)
             for op in self.rpeg.operators
-            for a in [self.assignments[op.name]]
             if op.fused
+            for a in [self.assignments[op.name]]
         }
 
     @property
