@@ -10,6 +10,7 @@ digits, or when a source text quotes another fit error than the one found here. 
   on the compute-bound GEMM shapes (paper, D-A c).
 * :func:`streaming_bandwidth`: ``BW_mem``, the median rate at which thin GEMMs read large weights.
 * :func:`fit_all_reduce`: ``alpha, beta`` of the ring expression ``2(p-1) alpha + 2(p-1)/p M beta``.
+* :func:`fit_attention`: ``F_a, gamma_l`` of ``F_a * l / (l + gamma_l)`` on causal prefill attention.
 * :func:`fit_send_receive`: ``alpha, beta`` of ``alpha + M beta`` from two-GPU AlltoAll, which NCCL composes
   of one send and one receive per rank, M being the half of the buffer that leaves the GPU.
 
@@ -36,6 +37,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 TIERS = ("intra_node", "inter_node", "inter_rack")
 ROUNDING = 6e-4  # half a unit of the fourth significant digit is 5e-4 at most; the rest is solver noise
 SMALLEST_MESSAGE_BYTES = 1024
+ATTENTION_HEAD_DIM = 128  # of the attention table
 
 
 class Published:
@@ -50,6 +52,7 @@ class Published:
     EXTRA_SWITCHES = 2  # leaf-spine-leaf instead of one leaf
     A100_40GB_BANDWIDTH = 1.555e12  # NVIDIA A100 data sheet
     ATHENA_GPUS_PER_NIC = 2  # the paper, appendix B: four interfaces for eight GPUs
+    HBM2E_BANDWIDTH = 2.4e12  # pytorch/torchtitan benchmarks: "H100 96 GB HBM2e"
     GH200_BANDWIDTH = 4.0e12  # NVIDIA GH200 data sheet, 96 GB HBM3
     GH200_LINK_BYTES_PER_S = 160e9  # the paper, appendix B: per GPU pair
     ALPS_SEND_RECEIVE_BYTES_PER_S = 24.2382e9  # NVIDIA/nccl#1272
@@ -79,10 +82,13 @@ class Link:
 
 @attrs.frozen
 class Measured:
-    """The tables: data-sheet values, GEMMs ``(m, n, k, seconds)`` and NCCL sweeps ``(bytes, seconds)``."""
+    """The tables: data-sheet values, TFLOP/s of large GEMMs (trtllm, bfloat16), GEMMs ``(m, n, k, seconds)``, prefill
+    attention ``(tokens, FLOPs, seconds)`` and NCCL sweeps ``(bytes, seconds)``."""
 
     spec: dict[str, dict[str, float]]
+    large_gemm: dict[str, float]
     gemm: dict[str, np.ndarray]
+    attention: dict[str, np.ndarray]
     nccl: dict[tuple[str, str, int], np.ndarray]
 
 
@@ -109,9 +115,26 @@ def read(folder: Path) -> Measured:
         if _version(row) == newest[row["system"]] and int(row["bytes"]) >= SMALLEST_MESSAGE_BYTES:
             key = (row["system"], row["primitive"], int(row["n_gpus"]))
             sweeps.setdefault(key, []).append((float(row["bytes"]), float(row["time_us"]) * 1e-6))
+    attention: dict[str, list[tuple[float, ...]]] = {}
+    for row in _rows(folder / "attention_bf16.csv.gz"):
+        heads = int(row["batch_size"]) * int(row["num_heads"])
+        length = int(row["isl"])
+        if row["kind"] == "context" and row["framework"] == "vllm" and heads >= 16 and length >= 256:
+            flops = 2.0 * heads * ATTENTION_HEAD_DIM * length**2  # causal: half of 4 d l^2
+            attention.setdefault(row["system"], []).append((length, flops, float(row["time_us"]) * 1e-6))
     return Measured(
-        spec, {k: np.array(v) for k, v in gemm.items()}, {k: np.array(sorted(v)) for k, v in sweeps.items()}
+        spec,
+        {name: _large_gemm(system["gemm"]) for name, system in systems.items()},
+        {k: np.array(v) for k, v in gemm.items()},
+        {k: np.array(v) for k, v in attention.items()},
+        {k: np.array(sorted(v)) for k, v in sweeps.items()},
     )
+
+
+def _large_gemm(gemm: list[dict[str, object]]) -> float:
+    """``tflops_median_ge4096`` of bfloat16, trtllm."""
+    found = [e for e in gemm if e["framework"] == "trtllm" and e["dtype"] == "bfloat16"]
+    return float(found[-1]["tflops_median_ge4096"])
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:
@@ -151,6 +174,38 @@ def fit_gemm(data: Measured, system: str) -> Gemm:
     error = float(np.median(np.abs(np.expm1(residual(p)))))
     peak, gamma_m, gamma_k = np.exp(p)
     return Gemm(float(peak), float(gamma_m), float(gamma_k), error, int(bound.sum()))
+
+
+@attrs.frozen
+class Attention:
+    """The result of :func:`fit_attention`."""
+
+    flops_per_s: float
+    gamma_tokens: float
+    median_error: float
+    shapes: int
+
+
+def fit_attention(data: Measured, system: str) -> Attention:
+    """Least squares on the logarithm of FLOP/s with the soft-L1 loss (scale 0.1), as :func:`fit_gemm`.
+
+    Rows of vllm, whose kernels (FlashAttention 2 and 3, FlashInfer) frameworks train with too; at least 16 heads
+    over the batch, 256 tokens or more.
+    """
+    length, flops, seconds = data.attention[system].T
+    measured = np.log(flops / seconds)
+    p = np.array([measured.max(), np.log(1000.0)])
+    for _ in range(200):
+        gamma = np.exp(p[1])
+        r = p[0] - np.log1p(gamma / length) - measured
+        weight = (1 + (r / 0.1) ** 2) ** -0.25
+        slopes = np.stack([np.ones_like(r), -gamma / (length + gamma)], axis=1)
+        step = np.linalg.lstsq(slopes * weight[:, None], -r * weight, rcond=None)[0]
+        p = p + step
+        if np.abs(step).max() < 1e-10:
+            break
+    error = float(np.median(np.abs(np.expm1(p[0] - np.log1p(np.exp(p[1]) / length) - measured))))
+    return Attention(float(np.exp(p[0])), float(np.exp(p[1])), error, len(length))
 
 
 def streaming_bandwidth(data: Measured, system: str) -> float:
@@ -221,6 +276,7 @@ def derive(data: Measured) -> dict[str, Derivation]:
     ):
         profiles[name] = _profile(
             gemm=fit_gemm(data, system),
+            attention=fit_attention(data, system),
             memory=streaming_bandwidth(data, system) * memory_scale,
             collective=fit_all_reduce(data, system, 8),
             p2p=fit_send_receive(data, system),
@@ -229,8 +285,35 @@ def derive(data: Measured) -> dict[str, Derivation]:
         )
     h100 = "H100-SXM-80GB"
     link = pub.GH200_LINK_BYTES_PER_S * bus_bandwidth(data, h100, 4) / data.spec[h100]["intra_node_bw"]
+    profiles["h100-hbm2e"] = _profile(
+        gemm=fit_gemm(data, h100),
+        attention=fit_attention(data, h100),
+        memory=streaming_bandwidth(data, h100) * pub.HBM2E_BANDWIDTH / data.spec[h100]["mem_bw"],
+        collective=fit_all_reduce(data, h100, 8),
+        p2p=fit_send_receive(data, h100),
+        network=(pub.NIC_400G_BYTES_PER_S, pub.NIC_400G_BYTES_PER_S),
+        switch_s=pub.QUANTUM_SWITCH_S,
+    )
+    for name, system, shapes, ranks in (
+        ("b300", "B300", "B200", 8),
+        ("gb200", "GB200", "GB200", 4),
+        ("gb300", "GB300", "GB200", 4),
+    ):
+        # The tables have no shapes of B300 and GB300: theirs are scaled by the speed of large GEMMs.
+        scale = data.large_gemm[system] / data.large_gemm[shapes]
+        gemm, attention = fit_gemm(data, shapes), fit_attention(data, shapes)
+        profiles[name] = _profile(
+            gemm=attrs.evolve(gemm, peak_flops_per_s=gemm.peak_flops_per_s * scale),
+            attention=attrs.evolve(attention, flops_per_s=attention.flops_per_s * scale),
+            memory=streaming_bandwidth(data, shapes),
+            collective=fit_all_reduce(data, system, ranks),
+            p2p=fit_send_receive(data, system),
+            network=(pub.NIC_400G_BYTES_PER_S, pub.NIC_400G_BYTES_PER_S),
+            switch_s=pub.QUANTUM_SWITCH_S,
+        )
     profiles["gh200"] = _profile(
         gemm=fit_gemm(data, h100),
+        attention=fit_attention(data, h100),
         memory=streaming_bandwidth(data, h100) * pub.GH200_BANDWIDTH / data.spec[h100]["mem_bw"],
         collective=fit_all_reduce(data, h100, 4),
         p2p=attrs.evolve(fit_send_receive(data, h100), bandwidth_bytes_per_s=link),
@@ -241,7 +324,14 @@ def derive(data: Measured) -> dict[str, Derivation]:
 
 
 def _profile(
-    *, gemm: Gemm, memory: float, collective: Link, p2p: Link, network: tuple[float, float], switch_s: float
+    *,
+    gemm: Gemm,
+    attention: Attention,
+    memory: float,
+    collective: Link,
+    p2p: Link,
+    network: tuple[float, float],
+    switch_s: float,
 ) -> Derivation:
     numbers = {
         "device.peak_flops_per_s": gemm.peak_flops_per_s,
@@ -249,6 +339,8 @@ def _profile(
         "efficiency.gamma_m_rows": gemm.gamma_m_rows,
         "efficiency.gamma_k_columns": gemm.gamma_k_columns,
         "non_gemm_layer_s": non_gemm_layer_s(memory),
+        "attention.flops_per_s": attention.flops_per_s,
+        "attention.gamma_tokens": attention.gamma_tokens,
     }
     network_hop = Published.NETWORK_HOP_S - Published.NVLINK_HOP_S
     for kind, link, network_bandwidth in (("collective", collective, network[0]), ("p2p", p2p, network[1])):
@@ -261,6 +353,7 @@ def _profile(
         numbers,
         {
             "device.peak_flops_per_s": gemm.median_error,
+            "attention.flops_per_s": attention.median_error,
             "tiers.intra_node.collective.latency_s": collective.median_error,
             "tiers.intra_node.p2p.latency_s": p2p.median_error,
         },
@@ -271,6 +364,8 @@ def shipped() -> dict[str, HardwareProfile]:
     """The profiles in this checkout, whether or not they are installed."""
     profiles = {}
     for path in sorted(REPOSITORY.glob("plugins/hardware/*/src/rpeg_plugin_*/__init__.py")):
+        if str(path.parents[1]) not in sys.path:
+            sys.path.append(str(path.parents[1]))  # a profile module may import its neighbours
         spec = importlib.util.spec_from_file_location(path.parent.name, path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)

@@ -15,6 +15,7 @@ from rpeg_core._version import __version__
 __all__ = [
     "AlgorithmTemplate",
     "AlphaBeta",
+    "AttentionEfficiency",
     "BackendSpec",
     "CostTerm",
     "Device",
@@ -49,6 +50,7 @@ hookimpl = pluggy.HookimplMarker("rpeg")
 _MODULE_OF = {
     "AlgorithmTemplate": "rpeg_core.records",
     "AlphaBeta": "rpeg_core.spec.machine",
+    "AttentionEfficiency": "rpeg_core.spec.machine",
     "BackendSpec": "rpeg_core.records",
     "CostTerm": "rpeg_core.records",
     "Device": "rpeg_core.spec.machine",

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from rpeg_core.ir import Role
 from rpeg_core.planning.assignment import Layout
+from rpeg_core.spec.execution import Execution
 from rpeg_core.spec.machine import AlphaBeta, DeviceSpace, HardwareProfile, LinkTier
 from rpeg_core.spec.models import ModelSpec
 from rpeg_core.spec.workload import LengthPhase, Workload
@@ -75,6 +76,7 @@ class _LayoutBatch:
     hardware: HardwareProfile
     layouts: Layouts
     settings: Any
+    execution: Execution = attrs.field(factory=Execution)
 
     @property
     def tp_links(self) -> Links:

@@ -17,6 +17,7 @@ from rpeg_core.errors import ExperimentError
 __all__ = [
     "Allocation",
     "AlphaBeta",
+    "AttentionEfficiency",
     "Device",
     "DeviceSpace",
     "GemmEfficiency",
@@ -143,11 +144,23 @@ class Device:
 
     ``peak_flops_per_s`` is the *effective* dense 16-bit ceiling F_peak of the GEMM fit, not the datasheet
     value; ``memory_bandwidth_bytes_per_s`` is the achieved streaming rate BW_mem.
+
+    Attributes:
+        sustained_share: share of the short benchmarks' FLOP/s that a training step of seconds keeps: the clock
+            falls when GEMMs run back to back at the power limit.
+        clock_spread: relative standard deviation of the speed of GPUs of one kind under the power limit; a step
+            waits for the slowest of N.
+        fp8_speedup, fp4_speedup: F_peak of GEMMs with such inputs over the 16-bit one; None where the GPU has none
+            or no measurement is known.
     """
 
     memory_bytes: int
     memory_bandwidth_bytes_per_s: float
     peak_flops_per_s: float
+    sustained_share: float | None = None
+    clock_spread: float | None = None
+    fp8_speedup: float | None = None
+    fp4_speedup: float | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -156,6 +169,14 @@ class GemmEfficiency:
 
     gamma_m_rows: float
     gamma_k_columns: float
+
+
+@attrs.frozen(kw_only=True)
+class AttentionEfficiency:
+    """Fused causal attention over whole sequences: ``F = flops_per_s * l / (l + gamma_tokens)``."""
+
+    flops_per_s: float
+    gamma_tokens: float
 
 
 @attrs.frozen(kw_only=True)
@@ -172,6 +193,8 @@ class HardwareProfile:
         non_gemm_layer_s: c_ng, seconds of the TP-invariant non-GEMM work of one layer for
             ``non_gemm_reference_batch`` sequences (paper, D-E).
         non_gemm_reference_batch: B_cal.
+        attention: fused attention; None: at F_peak and the GEMMs' efficiency.
+        link_domain_gpus: GPUs that the intra-node links connect, when these are more than one node's.
         default_costs: cost models or single terms used when the experiment names none.
         sources: for every numeric field (dotted path) where the number comes from; complete by contract.
         price_per_gpu_hour: in US dollars when a source is known, else None.
@@ -185,6 +208,8 @@ class HardwareProfile:
     efficiency: GemmEfficiency
     non_gemm_layer_s: float
     non_gemm_reference_batch: int
+    attention: AttentionEfficiency | None = None
+    link_domain_gpus: int | None = None
     default_costs: tuple[str, ...] = ("analytical",)
     sources: Mapping[str, str] = attrs.field(factory=dict)
     price_per_gpu_hour: float | None = None

@@ -178,4 +178,5 @@ def test_memory_kinds(tiny):
         "activations": MemoryKind.TRANSIENT,
         "kv_cache": MemoryKind.TRANSIENT,
         "logits": MemoryKind.TRANSIENT,
+        "reserve": MemoryKind.TRANSIENT,
     }

@@ -7,7 +7,7 @@ from rpeg_plugin_h100 import PROFILE, rpeg_hardware
 from rpeg_core import HardwareProfile
 from rpeg_core.spec.machine import Tier
 
-DATA_SHEET = {"h100": (989e12, 3.35e12)}
+DATA_SHEET = {"h100": (989e12, 3.35e12), "h100-hbm2e": (989e12, 2.4e12)}
 LARGE_GEMM_FLOPS_PER_S = 770.9e12
 
 
@@ -28,7 +28,7 @@ def numeric_paths(value: object, prefix: str = "") -> Iterator[str]:
 
 
 def test_hook_offers_the_profiles() -> None:
-    assert [profile.name for profile in rpeg_hardware()] == ["h100"]
+    assert [profile.name for profile in rpeg_hardware()] == ["h100", "h100-hbm2e"]
 
 
 @pytest.mark.parametrize("profile", rpeg_hardware(), ids=lambda profile: profile.name)

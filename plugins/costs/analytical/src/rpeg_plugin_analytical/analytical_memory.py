@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from rpeg_core.costing.batches import Layouts, MemoryBatch
 from rpeg_core.ir import Role
 from rpeg_core.spec.models import Head, ModelSpec
+from rpeg_plugin_analytical import training_memory
 from rpeg_plugin_analytical.shards import kv_width_per_rank, shard_parameters
 from rpeg_plugin_analytical.shared import (
     ADAM_STATE_BYTES_PER_PARAMETER,
@@ -22,6 +23,7 @@ __all__ = [
     "kv_cache_bytes",
     "logits_bytes",
     "optimizer_state_bytes",
+    "reserve_bytes",
     "weights_bytes",
 ]
 
@@ -33,6 +35,8 @@ FP32_BYTES = 4
 @of_model
 def optimizer_state_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     """Training GPUs: ``12 W_shard / Pd``."""
+    if _of_framework(batch):
+        return training_memory.state_bytes(batch, model)
     if batch.role is not Role.TRAINING:
         return np.zeros(len(batch.layouts))
     return ADAM_STATE_BYTES_PER_PARAMETER * shard_parameters(model, batch.layouts) / batch.layouts.data
@@ -41,12 +45,16 @@ def optimizer_state_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
 @of_model
 def weights_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     """``W_shard s_b``; all experts of a mixture."""
+    if _of_framework(batch):
+        return training_memory.weight_bytes(batch, model)
     return shard_parameters(model, batch.layouts) * batch.workload.bytes_per_element
 
 
 @of_model
 def gradients_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     """Training: ``W_shard s_b / Pd``."""
+    if _of_framework(batch):
+        return training_memory.gradient_bytes(batch, model)
     if batch.role is not Role.TRAINING:
         return np.zeros(len(batch.layouts))
     return shard_parameters(model, batch.layouts) * batch.workload.bytes_per_element / batch.layouts.data
@@ -59,6 +67,8 @@ def activations_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     Training: ``s_b b_loc l (min(mb, Pp) ceil((L/Pp)/c) d + c M_layer)``: checkpoints of every microbatch
     in flight, and one segment of c layers of the one microbatch whose backward runs.
     """
+    if _of_framework(batch):
+        return training_memory.activation_bytes(batch, model)
     checkpoints = np.zeros(len(batch.layouts))
     if batch.role is Role.TRAINING:
         stage_layers = model.layers // batch.layouts.pipeline
@@ -77,6 +87,8 @@ def logits_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     Generation: a row of V for each sequence of a microbatch, not divided by Pt, because a sampler gathers
     them (``LogitsProcessor._gather_logits`` of vllm).
     """
+    if _of_framework(batch):
+        return training_memory.logit_bytes(batch, model)
     if model.head is Head.SCALAR:
         return np.zeros(len(batch.layouts))
     workload, layouts = batch.workload, batch.layouts
@@ -104,6 +116,16 @@ def kv_cache_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
         held = held + workload.prompts * workload.prompt_tokens
     per_token = model.layers / layouts.pipeline * model.kv_elements_per_token_per_layer(layouts.tensor)
     return held / layouts.data * per_token * workload.bytes_per_element
+
+
+@of_model
+def reserve_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
+    """Fragmentation of a framework's training step; 0 in the plan's own subset, whose limit leaves a tenth free."""
+    return training_memory.reserve_bytes(batch, model) if _of_framework(batch) else np.zeros(len(batch.layouts))
+
+
+def _of_framework(batch: MemoryBatch) -> bool:
+    return batch.role is Role.TRAINING and batch.execution.framework != ""
 
 
 def _microbatch_bytes(batch: MemoryBatch) -> Floats:

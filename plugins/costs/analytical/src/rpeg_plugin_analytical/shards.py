@@ -19,6 +19,8 @@ from rpeg_core.spec.models import Head, ModelSpec
 
 __all__ = [
     "distinct_experts",
+    "expert_parameters",
+    "held_parameters",
     "kv_width_per_rank",
     "layer_parameters_per_rank",
     "routed_parameters",
@@ -70,3 +72,19 @@ def shard_parameters(model: ModelSpec, layouts: Layouts) -> Floats:
         last = last + model.hidden
     boundary = np.where(pipeline == 1, first + last, np.maximum(first, last))
     return layers + model.small_parameters / pipeline + boundary
+
+
+def expert_parameters(model: ModelSpec, layouts: Layouts) -> Floats:
+    """Parameters of all routed experts of one stage, not divided."""
+    if model.moe is None:
+        return np.zeros(len(layouts))
+    return model.layers / layouts.pipeline * routed_parameters(model, float(model.moe.experts))
+
+
+def held_parameters(model: ModelSpec, layouts: Layouts, expert: int) -> Floats:
+    """W_shard where ``expert`` ranks share the experts of a layer; :func:`shard_parameters` for one."""
+    shard = shard_parameters(model, layouts)
+    if model.moe is None or expert == 1:
+        return shard
+    experts = expert_parameters(model, layouts)
+    return shard - experts / layouts.tensor + experts / expert

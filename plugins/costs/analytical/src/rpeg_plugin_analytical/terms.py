@@ -17,7 +17,8 @@ def analytical_terms() -> tuple[CostTerm, ...]:
     """The terms of ``analytical``."""
     model, time, memory = "analytical", analytical_time, analytical_memory
     return (
-        _time(model, "gemm", "GEMM", time.gemm_s, "matrices, attention and head, W / (P F_eff)"),
+        _time(model, "gemm", "GEMM", time.gemm_s, "each matrix product of layers and head at its own shape"),
+        _time(model, "attention", "attention", time.attention_s, "4 d_attn context FLOPs per token, or the cache read"),
         _time(
             model,
             "pipeline_bubble",
@@ -51,9 +52,16 @@ def analytical_terms() -> tuple[CostTerm, ...]:
             "non_gemm",
             "non-GEMM",
             time.non_gemm_s,
-            "10 memory passes per layer that TP does not divide",
+            "norms, residuals, activations, casts and the loss at BW_mem",
+        ),
+        _time(model, "context_parallel", "CP ring", time.context_parallel_s, "Pc - 1 exchanges of K and V per layer"),
+        _time(model, "expert_parallel", "EP all-to-all", time.expert_parallel_s, "dispatch and combine per MoE layer"),
+        _time(
+            model, "step_overhead", "step overhead", time.step_overhead_s, "host time and launches of a training step"
         ),
         _time(model, "optimizer", "optimizer", time.optimizer_s, "18 W_shard / (Pd BW_mem)"),
+        _time(model, "loop_overhead", "loop overhead", time.loop_overhead_s, "waiting and hand-over between phases"),
+        _time(model, "stragglers", "stragglers", time.stragglers_s, "the slowest of N GPUs, sigma sqrt(2 ln N)"),
         *_shared_time_terms(model),
         *_memory_terms(
             model,
@@ -70,6 +78,14 @@ def analytical_terms() -> tuple[CostTerm, ...]:
             MemoryKind.TRANSIENT,
             memory.logits_bytes,
             "16-bit and FP32 logits beyond the layer buffer",
+        ),
+        _memory(
+            model,
+            "reserve",
+            "reserve",
+            MemoryKind.TRANSIENT,
+            memory.reserve_bytes,
+            "fragmentation of a framework's training step",
         ),
     )
 

@@ -3,7 +3,7 @@
 The numbers were found by ``benchmarks/derive_hardware.py``, whose ``--check`` keeps them.
 """
 
-from rpeg_core import AlphaBeta, Device, GemmEfficiency, HardwareProfile, LinkTier, hookimpl
+from rpeg_core import AlphaBeta, AttentionEfficiency, Device, GemmEfficiency, HardwareProfile, LinkTier, hookimpl
 
 _NODE = "DGX/HGX A100: eight GPUs on NVSwitch"
 _MEMORY_80 = (
@@ -58,6 +58,19 @@ _RACK_NIC = (
     "Architecture HGX H100/H200/B200, networking physical topologies); an oversubscribed spine needs its "
     "own profile"
 )
+_SUSTAINED = (
+    "fit to published training steps of grade A (benchmarks/measured/training.csv), one number for A100; "
+    "benchmarks/derive_frameworks.py"
+)
+_SPREAD = (
+    "fit to published training steps of 8 to 3072 GPUs (benchmarks/measured/training.csv), one number for all GPUs; "
+    "benchmarks/derive_frameworks.py"
+)
+_ATTENTION = (
+    "fit to 2839 shapes of aiconfigurator-core 0.12.0 (Apache-2.0), A100-SXM-80GB, vllm, bf16 "
+    "prefill: least squares on log "
+    "FLOP/s, soft-L1; median error 7.3%; benchmarks/derive_hardware.py fit_attention"
+)
 _NON_GEMM = (
     "memory passes / BW_mem: 2 norms (1 read, 1 write each) and 2 residual additions (2 reads, 1 write "
     "each) make 10 passes over 8 sequences x 640 tokens x 4096 elements x 2 bytes, the shape of the "
@@ -76,6 +89,8 @@ A100_80GB = HardwareProfile(
         memory_bytes=80 * 2**30,
         memory_bandwidth_bytes_per_s=1.658e12,
         peak_flops_per_s=2.986e14,
+        sustained_share=0.9682,
+        clock_spread=0.02,
     ),
     tiers=(
         LinkTier(collective=AlphaBeta(1.712e-6, 1.897e11), p2p=AlphaBeta(1.282e-5, 1.394e11)),
@@ -85,11 +100,14 @@ A100_80GB = HardwareProfile(
     efficiency=GemmEfficiency(gamma_m_rows=147.7, gamma_k_columns=315.0),
     non_gemm_layer_s=_NON_GEMM_BYTES / 1.658e12,
     non_gemm_reference_batch=8,
+    attention=AttentionEfficiency(flops_per_s=1.872e14, gamma_tokens=752),
     sources={
         "gpus_per_node": _NODE,
         "device.memory_bytes": _MEMORY_80,
         "device.memory_bandwidth_bytes_per_s": _STREAMING_80,
         "device.peak_flops_per_s": _GEMM,
+        "device.sustained_share": _SUSTAINED,
+        "device.clock_spread": _SPREAD,
         "tiers.intra_node.collective.latency_s": _ALL_REDUCE,
         "tiers.intra_node.collective.bandwidth_bytes_per_s": _ALL_REDUCE,
         "tiers.intra_node.p2p.latency_s": _SEND_RECEIVE,
@@ -106,6 +124,8 @@ A100_80GB = HardwareProfile(
         "efficiency.gamma_k_columns": _GEMM,
         "non_gemm_layer_s": _NON_GEMM,
         "non_gemm_reference_batch": _REFERENCE_BATCH,
+        "attention.flops_per_s": _ATTENTION,
+        "attention.gamma_tokens": _ATTENTION,
     },
 )
 
@@ -117,6 +137,8 @@ A100_40GB = HardwareProfile(
         memory_bytes=40 * 2**30,
         memory_bandwidth_bytes_per_s=1.264e12,
         peak_flops_per_s=2.986e14,
+        sustained_share=0.9682,
+        clock_spread=0.02,
     ),
     tiers=(
         LinkTier(collective=AlphaBeta(1.712e-6, 1.897e11), p2p=AlphaBeta(1.282e-5, 1.394e11)),
@@ -126,11 +148,14 @@ A100_40GB = HardwareProfile(
     efficiency=GemmEfficiency(gamma_m_rows=147.7, gamma_k_columns=315.0),
     non_gemm_layer_s=_NON_GEMM_BYTES / 1.264e12,
     non_gemm_reference_batch=8,
+    attention=AttentionEfficiency(flops_per_s=1.872e14, gamma_tokens=752),
     sources={
         "gpus_per_node": _NODE,
         "device.memory_bytes": _MEMORY_40,
         "device.memory_bandwidth_bytes_per_s": _STREAMING_40,
         "device.peak_flops_per_s": _GEMM,
+        "device.sustained_share": _SUSTAINED,
+        "device.clock_spread": _SPREAD,
         "tiers.intra_node.collective.latency_s": _ALL_REDUCE,
         "tiers.intra_node.collective.bandwidth_bytes_per_s": _ALL_REDUCE,
         "tiers.intra_node.p2p.latency_s": _SEND_RECEIVE,
@@ -147,6 +172,8 @@ A100_40GB = HardwareProfile(
         "efficiency.gamma_k_columns": _GEMM,
         "non_gemm_layer_s": _NON_GEMM,
         "non_gemm_reference_batch": _REFERENCE_BATCH,
+        "attention.flops_per_s": _ATTENTION,
+        "attention.gamma_tokens": _ATTENTION,
     },
 )
 

@@ -1,9 +1,10 @@
-"""NVIDIA B200 SXM 180 GB, eight per node, NDR InfiniBand: one hardware profile, pure data.
+"""NVIDIA B200 SXM 180 GB, eight per node, NDR InfiniBand, and its relatives: hardware profiles, pure data.
 
 The numbers were found by ``benchmarks/derive_hardware.py``, whose ``--check`` keeps them.
 """
 
-from rpeg_core import AlphaBeta, Device, GemmEfficiency, HardwareProfile, LinkTier, hookimpl
+from rpeg_core import AlphaBeta, AttentionEfficiency, Device, GemmEfficiency, HardwareProfile, LinkTier, hookimpl
+from rpeg_plugin_b200.blackwell import B300, GB200, GB300
 
 _NODE = "DGX/HGX B200: eight GPUs on NVSwitch, eight ConnectX-7"
 _MEMORY = (
@@ -50,6 +51,24 @@ _RACK_NIC = (
     "Architecture HGX H100/H200/B200, networking physical topologies); an oversubscribed spine needs its "
     "own profile"
 )
+_SUSTAINED = (
+    "fit to published training steps of grade A (benchmarks/measured/training.csv), one number "
+    "for B200, B300, GB200 and GB300; "
+    "benchmarks/derive_frameworks.py"
+)
+_SPREAD = (
+    "fit to published training steps of 8 to 3072 GPUs (benchmarks/measured/training.csv), one number for all GPUs; "
+    "benchmarks/derive_frameworks.py"
+)
+_SPEEDUP = (
+    "fit to published FP8 and FP4 training steps (benchmarks/measured/training.csv), one "
+    "number for B200, B300, GB200 and GB300, at most the "
+    "data sheet's; benchmarks/derive_frameworks.py"
+)
+_ATTENTION = (
+    "fit to 3249 shapes of aiconfigurator-core 0.12.0 (Apache-2.0), B200, vllm, bf16 prefill: least squares on log "
+    "FLOP/s, soft-L1; median error 16.7%; benchmarks/derive_hardware.py fit_attention"
+)
 _NON_GEMM = (
     "memory passes / BW_mem: 2 norms (1 read, 1 write each) and 2 residual additions (2 reads, 1 write "
     "each) make 10 passes over 8 sequences x 640 tokens x 4096 elements x 2 bytes, the shape of the "
@@ -68,6 +87,10 @@ PROFILE = HardwareProfile(
         memory_bytes=180 * 2**30,
         memory_bandwidth_bytes_per_s=6.107e12,
         peak_flops_per_s=1.664e15,
+        sustained_share=0.8488,
+        clock_spread=0.02,
+        fp8_speedup=2,
+        fp4_speedup=3.868,
     ),
     tiers=(
         LinkTier(collective=AlphaBeta(1.957e-6, 5.854e11), p2p=AlphaBeta(1.127e-5, 2.996e11)),
@@ -77,11 +100,16 @@ PROFILE = HardwareProfile(
     efficiency=GemmEfficiency(gamma_m_rows=196.9, gamma_k_columns=207.3),
     non_gemm_layer_s=_NON_GEMM_BYTES / 6.107e12,
     non_gemm_reference_batch=8,
+    attention=AttentionEfficiency(flops_per_s=1.446e15, gamma_tokens=2399),
     sources={
         "gpus_per_node": _NODE,
         "device.memory_bytes": _MEMORY,
         "device.memory_bandwidth_bytes_per_s": _STREAMING,
         "device.peak_flops_per_s": _GEMM,
+        "device.sustained_share": _SUSTAINED,
+        "device.clock_spread": _SPREAD,
+        "device.fp8_speedup": _SPEEDUP,
+        "device.fp4_speedup": _SPEEDUP,
         "tiers.intra_node.collective.latency_s": _ALL_REDUCE,
         "tiers.intra_node.collective.bandwidth_bytes_per_s": _ALL_REDUCE,
         "tiers.intra_node.p2p.latency_s": _SEND_RECEIVE,
@@ -98,11 +126,13 @@ PROFILE = HardwareProfile(
         "efficiency.gamma_k_columns": _GEMM,
         "non_gemm_layer_s": _NON_GEMM,
         "non_gemm_reference_batch": _REFERENCE_BATCH,
+        "attention.flops_per_s": _ATTENTION,
+        "attention.gamma_tokens": _ATTENTION,
     },
 )
 
 
 @hookimpl
 def rpeg_hardware() -> list[HardwareProfile]:
-    """The profile of this distribution."""
-    return [PROFILE]
+    """The profiles of this distribution."""
+    return [PROFILE, B300, GB200, GB300]

@@ -3,7 +3,7 @@
 The numbers were found by ``benchmarks/derive_hardware.py``, whose ``--check`` keeps them.
 """
 
-from rpeg_core import AlphaBeta, Device, GemmEfficiency, HardwareProfile, LinkTier, hookimpl
+from rpeg_core import AlphaBeta, AttentionEfficiency, Device, GemmEfficiency, HardwareProfile, LinkTier, hookimpl
 
 _NODE = "Clariden/Alps (the paper, appendix B; CSCS documentation, Alps hardware): four GH200 per node"
 _MEMORY = (
@@ -62,6 +62,26 @@ _ALPS_RACK = (
     "as between nodes: the injection rate of the NIC; no taper of the global links is published for Alps, "
     "and the CSCS reference of eight nodes does not separate groups"
 )
+_SUSTAINED = (
+    "fit to published training steps of grade A (benchmarks/measured/training.csv), one number "
+    "for H100, H200 and GH200; "
+    "benchmarks/derive_frameworks.py"
+)
+_SPREAD = (
+    "fit to published training steps of 8 to 3072 GPUs (benchmarks/measured/training.csv), one number for all GPUs; "
+    "benchmarks/derive_frameworks.py"
+)
+_SPEEDUP = (
+    "fit to published FP8 training steps (benchmarks/measured/training.csv), one number for "
+    "H100, H200 and GH200, at most the "
+    "data sheet's; benchmarks/derive_frameworks.py"
+)
+_ATTENTION = (
+    "fit to 3187 shapes of aiconfigurator-core 0.12.0 (Apache-2.0), H100-SXM-80GB, vllm, bf16 "
+    "prefill: least squares on log "
+    "FLOP/s, soft-L1; median error 11.4%; a GH200 has the same GPU at a higher power limit; "
+    "benchmarks/derive_hardware.py fit_attention"
+)
 _NON_GEMM = (
     "memory passes / BW_mem: 2 norms (1 read, 1 write each) and 2 residual additions (2 reads, 1 write "
     "each) make 10 passes over 8 sequences x 640 tokens x 4096 elements x 2 bytes, the shape of the "
@@ -80,6 +100,9 @@ PROFILE = HardwareProfile(
         memory_bytes=102_000_000_000,
         memory_bandwidth_bytes_per_s=3.345e12,
         peak_flops_per_s=8.343e14,
+        sustained_share=0.8487,
+        clock_spread=0.02,
+        fp8_speedup=1.83,
     ),
     tiers=(
         LinkTier(collective=AlphaBeta(1.781e-6, 3.059e11), p2p=AlphaBeta(8.301e-6, 1.245e11)),
@@ -89,11 +112,15 @@ PROFILE = HardwareProfile(
     efficiency=GemmEfficiency(gamma_m_rows=131.6, gamma_k_columns=205.8),
     non_gemm_layer_s=_NON_GEMM_BYTES / 3.345e12,
     non_gemm_reference_batch=8,
+    attention=AttentionEfficiency(flops_per_s=7.069e14, gamma_tokens=1721),
     sources={
         "gpus_per_node": _NODE,
         "device.memory_bytes": _MEMORY,
         "device.memory_bandwidth_bytes_per_s": _STREAMING,
         "device.peak_flops_per_s": _GEMM,
+        "device.sustained_share": _SUSTAINED,
+        "device.clock_spread": _SPREAD,
+        "device.fp8_speedup": _SPEEDUP,
         "tiers.intra_node.collective.latency_s": _ALL_REDUCE,
         "tiers.intra_node.collective.bandwidth_bytes_per_s": _ALL_REDUCE,
         "tiers.intra_node.p2p.latency_s": _SEND_RECEIVE,
@@ -110,6 +137,8 @@ PROFILE = HardwareProfile(
         "efficiency.gamma_k_columns": _GEMM,
         "non_gemm_layer_s": _NON_GEMM,
         "non_gemm_reference_batch": _REFERENCE_BATCH,
+        "attention.flops_per_s": _ATTENTION,
+        "attention.gamma_tokens": _ATTENTION,
     },
 )
 

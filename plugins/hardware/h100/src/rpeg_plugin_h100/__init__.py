@@ -3,7 +3,9 @@
 The numbers were found by ``benchmarks/derive_hardware.py``, whose ``--check`` keeps them.
 """
 
-from rpeg_core import AlphaBeta, Device, GemmEfficiency, HardwareProfile, LinkTier, hookimpl
+import attrs
+
+from rpeg_core import AlphaBeta, AttentionEfficiency, Device, GemmEfficiency, HardwareProfile, LinkTier, hookimpl
 
 _NODE = "DGX/HGX H100: eight GPUs on NVSwitch, eight ConnectX-7"
 _MEMORY = (
@@ -48,6 +50,25 @@ _RACK_NIC = (
     "Architecture HGX H100/H200/B200, networking physical topologies); an oversubscribed spine needs its "
     "own profile"
 )
+_SUSTAINED = (
+    "fit to published training steps of grade A (benchmarks/measured/training.csv), one number "
+    "for H100, H200 and GH200; "
+    "benchmarks/derive_frameworks.py"
+)
+_SPREAD = (
+    "fit to published training steps of 8 to 3072 GPUs (benchmarks/measured/training.csv), one number for all GPUs; "
+    "benchmarks/derive_frameworks.py"
+)
+_SPEEDUP = (
+    "fit to published FP8 training steps (benchmarks/measured/training.csv), one number for "
+    "H100, H200 and GH200, at most the "
+    "data sheet's; benchmarks/derive_frameworks.py"
+)
+_ATTENTION = (
+    "fit to 3187 shapes of aiconfigurator-core 0.12.0 (Apache-2.0), H100-SXM-80GB, vllm, bf16 "
+    "prefill: least squares on log "
+    "FLOP/s, soft-L1; median error 11.4%; benchmarks/derive_hardware.py fit_attention"
+)
 _NON_GEMM = (
     "memory passes / BW_mem: 2 norms (1 read, 1 write each) and 2 residual additions (2 reads, 1 write "
     "each) make 10 passes over 8 sequences x 640 tokens x 4096 elements x 2 bytes, the shape of the "
@@ -66,6 +87,9 @@ PROFILE = HardwareProfile(
         memory_bytes=80 * 2**30,
         memory_bandwidth_bytes_per_s=2.801e12,
         peak_flops_per_s=8.343e14,
+        sustained_share=0.8487,
+        clock_spread=0.02,
+        fp8_speedup=1.83,
     ),
     tiers=(
         LinkTier(collective=AlphaBeta(1.267e-6, 3.744e11), p2p=AlphaBeta(8.301e-6, 2.426e11)),
@@ -75,11 +99,15 @@ PROFILE = HardwareProfile(
     efficiency=GemmEfficiency(gamma_m_rows=131.6, gamma_k_columns=205.8),
     non_gemm_layer_s=_NON_GEMM_BYTES / 2.801e12,
     non_gemm_reference_batch=8,
+    attention=AttentionEfficiency(flops_per_s=7.069e14, gamma_tokens=1721),
     sources={
         "gpus_per_node": _NODE,
         "device.memory_bytes": _MEMORY,
         "device.memory_bandwidth_bytes_per_s": _STREAMING,
         "device.peak_flops_per_s": _GEMM,
+        "device.sustained_share": _SUSTAINED,
+        "device.clock_spread": _SPREAD,
+        "device.fp8_speedup": _SPEEDUP,
         "tiers.intra_node.collective.latency_s": _ALL_REDUCE,
         "tiers.intra_node.collective.bandwidth_bytes_per_s": _ALL_REDUCE,
         "tiers.intra_node.p2p.latency_s": _SEND_RECEIVE,
@@ -96,11 +124,40 @@ PROFILE = HardwareProfile(
         "efficiency.gamma_k_columns": _GEMM,
         "non_gemm_layer_s": _NON_GEMM,
         "non_gemm_reference_batch": _REFERENCE_BATCH,
+        "attention.flops_per_s": _ATTENTION,
+        "attention.gamma_tokens": _ATTENTION,
+    },
+)
+
+_HBM2E = "the H100 SXM 80 GB of this module with 96 GB of HBM2e and a 500 W limit, as torchtitan's benchmarks name it"
+
+HBM2E = attrs.evolve(
+    PROFILE,
+    name="h100-hbm2e",
+    summary="NVIDIA H100 96 GB HBM2e limited to 500 W, 8 per node on NVSwitch, one NDR 400 Gb/s NIC per GPU",
+    device=attrs.evolve(
+        PROFILE.device,
+        memory_bytes=96 * 2**30,
+        memory_bandwidth_bytes_per_s=2.007e12,
+        sustained_share=0.8601,
+    ),
+    non_gemm_layer_s=_NON_GEMM_BYTES / 2.007e12,
+    sources={
+        **PROFILE.sources,
+        "gpus_per_node": f"{_NODE}; {_HBM2E}",
+        "device.memory_bytes": _HBM2E,
+        "device.memory_bandwidth_bytes_per_s": (
+            f"{_STREAMING}; times 2.4 / 3.35, HBM2e (torchtitan) over HBM3 (data sheet)"
+        ),
+        "device.sustained_share": (
+            "fit to torchtitan's published training steps (benchmarks/measured/training.csv): the 500 W limit; "
+            "benchmarks/derive_frameworks.py"
+        ),
     },
 )
 
 
 @hookimpl
 def rpeg_hardware() -> list[HardwareProfile]:
-    """The profile of this distribution."""
-    return [PROFILE]
+    """The profiles of this distribution."""
+    return [PROFILE, HBM2E]

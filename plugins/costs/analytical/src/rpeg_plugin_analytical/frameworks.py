@@ -1,0 +1,132 @@
+"""What frameworks do beyond the arithmetic: which work they fuse, which communication they hide, what each step costs.
+
+A coefficient belongs to a framework, never to a run. Those that are fitted carry their bounds and are found again by
+``benchmarks/derive_frameworks.py``.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from rpeg_plugin_analytical.fitted import FITTED, NEMO_RL_LOOP_SHARE
+
+__all__ = ["FRAMEWORKS", "PLAN", "Framework", "framework"]
+
+
+@attrs.frozen(kw_only=True)
+class Framework:
+    """Coefficients of one framework.
+
+    Attributes:
+        pointwise_passes: memory traffic of norms, residuals, activations and rotary embeddings over that of
+            perfectly fused kernels.
+        fused_attention: attention is one kernel that keeps its scores on chip; else the scores go through memory.
+        attention_share: speed of its attention kernels over those of the profile's table.
+        backward_attention_share: the backward kernels' FLOP/s over the forward ones'.
+        tensor_exposed: share of the tensor-parallel communication that compute does not hide.
+        context_exposed, expert_exposed, pipeline_exposed: the same for context and expert parallelism and for
+            the messages between stages.
+        data_exposed: share of the data-parallel communication that nothing hides, 1 without overlap; of the rest,
+            what is longer than the compute it runs beside is exposed too.
+        cast_passes: memory traffic of quantizing FP8 inputs over one read and two writes per element.
+        expert_passes: memory passes over each routed token copy: gathering it by expert, scattering it back,
+            weighting and adding.
+        expert_gemm_share: speed of the experts' grouped products over that of single ones of the same shape.
+        gradient_bytes: bytes per gradient element that data parallelism reduces.
+        held_weight_bytes: per element of a fully sharded model, 4 where its parameters stay in FP32.
+        held_gradient_bytes: per element of the gradient buffer.
+        held_logit_bytes: per logit at the peak of the loss.
+        layer_buffers: activations of the layer at work, with their gradients, over those that a backward pass reads.
+        reserved_share: what the allocator reserves beyond the tensors, over them.
+        loop_share: waiting and hand-over between the phases of a reinforcement-learning loop over their own time.
+        step_s: host time of a step that nothing hides: data loading, gradient norm, logging.
+        launch_layer_s: launching one layer's kernels, forward and backward; a layer takes at least that long.
+        launch_expert_layer_s: the same for a layer with experts: routing, permutation, a product per expert, and
+            waiting on the host for the number of tokens per expert.
+        decode_step_s: an engine's time between two token steps: scheduling, sampling, launching the CUDA graph.
+        decode_sequence_s: the part of it that grows with the sequences of a step.
+        decode_layer_s: kernels of a layer that are too short to be limited by anything but their number.
+        decode_reduce_s: latency of the engine's own AllReduce for small messages; None: NCCL's ring.
+        grouped_reads: share of the repeated reads of a cached K and V by the other query heads of its group that
+            reach memory; 0 for kernels that load a group once.
+        stream_share: rate at which GEMMs of few rows read weights over BW_mem.
+        prefill_share: speed of an engine's GEMMs of many rows over the table's.
+    """
+
+    pointwise_passes: float = 1.0
+    fused_attention: bool = True
+    attention_share: float = 1.0
+    backward_attention_share: float = 0.8
+    tensor_exposed: float = 1.0
+    context_exposed: float = 1.0
+    expert_exposed: float = 1.0
+    pipeline_exposed: float = 1.0
+    data_exposed: float = 1.0
+    cast_passes: float = 1.0
+    expert_passes: float = 4.0
+    expert_gemm_share: float = 1.0
+    gradient_bytes: float = 2.0
+    held_weight_bytes: float = 2.0
+    held_gradient_bytes: float = 4.0
+    held_logit_bytes: float = 6.0
+    layer_buffers: float = 1.0
+    reserved_share: float = 0.0
+    loop_share: float = 0.0
+    step_s: float = 0.0
+    launch_layer_s: float = 0.0
+    launch_expert_layer_s: float = 0.0
+    decode_step_s: float = 0.0
+    decode_sequence_s: float = 0.0
+    decode_layer_s: float = 0.0
+    decode_reduce_s: float | None = None
+    grouped_reads: float = 0.0
+    stream_share: float = 1.0
+    prefill_share: float = 1.0
+
+
+PLAN = Framework()
+"""The plan's own 3D subset: nothing is hidden."""
+
+_FACTS: dict[str, Framework] = {
+    "megatron-2021": Framework(fused_attention=False),
+    "megatron-2022": Framework(fused_attention=False),
+    "megatron-core": Framework(gradient_bytes=4.0),
+    "nemo": Framework(held_gradient_bytes=2.0),
+    "nemo-2024": Framework(held_gradient_bytes=2.0),
+    "megatron-bridge": Framework(),
+    "megatron-bridge-26.06": Framework(),
+    "torchtitan": Framework(held_weight_bytes=4.0, held_logit_bytes=14.0, reserved_share=0.05),
+    "maxtext": Framework(),
+    "prime-rl": Framework(held_weight_bytes=4.0, held_logit_bytes=18.0, layer_buffers=2.5, reserved_share=0.08),
+    "prime-rl-fa2": Framework(held_weight_bytes=4.0, held_logit_bytes=18.0, layer_buffers=2.5, reserved_share=0.08),
+    "nanotron": Framework(gradient_bytes=4.0, held_logit_bytes=10.0),
+    "automodel": Framework(),
+    "trtllm": Framework(),
+    "trtllm-2023": Framework(),
+    "trtllm-2024": Framework(),
+    "vllm": Framework(),
+    "sglang": Framework(),
+    "lmdeploy": Framework(),
+}
+"""Facts of each framework. ``held_*``, ``layer_buffers`` and ``reserved_share`` follow from its published peaks (memory
+rows of benchmarks/measured/training.csv): logits and layers by the slope over the sequence length."""
+
+
+def _frameworks() -> dict[str, Framework]:
+    found = {name: attrs.evolve(facts, **FITTED.get(name, {})) for name, facts in _FACTS.items()}
+    found["nemo-rl"] = attrs.evolve(found["nemo"], loop_share=NEMO_RL_LOOP_SHARE)
+    found["nemo-rl-vllm"] = attrs.evolve(found["vllm"], loop_share=NEMO_RL_LOOP_SHARE)
+    return {"": PLAN, **found}
+
+
+FRAMEWORKS: dict[str, Framework] = _frameworks()
+"""Coefficients by name."""
+
+
+def framework(name: str) -> Framework:
+    """The coefficients of a framework, those of :data:`PLAN` for the empty name.
+
+    Raises:
+        KeyError: there is none of that name.
+    """
+    return FRAMEWORKS[name]

@@ -1,0 +1,1 @@
+"""Replaying measured runs through the cost terms (``rpeg validate-model``)."""
