@@ -13,6 +13,7 @@ from rpeg_core import BackendSpec, hookimpl
 from rpeg_plugin_megatron.settings import Settings
 
 if TYPE_CHECKING:
+    from rpeg_core.calibration.measurements import CalibrationRequest, Measurements
     from rpeg_core.planning.plan import Plan
 
 __all__ = ["MEGATRON", "Settings", "rpeg_backends"]
@@ -30,12 +31,19 @@ def _open(plan: Plan, settings: Any) -> Any:
     return open_session(plan, settings)
 
 
+def _calibrate(request: CalibrationRequest) -> Measurements:
+    from rpeg_plugin_megatron.calibrate import measure
+
+    return measure(request)
+
+
 MEGATRON = BackendSpec(
     name="megatron",
     summary="Executes a plan on PyTorch and Megatron-Core workers, on GPUs or CPU cores.",
     can=frozenset({"execute"}),
     probe=_probe,
     open=_open,
+    calibrate=_calibrate,
     settings=Settings,
 )
 
