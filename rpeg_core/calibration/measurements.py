@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import attrs
 import numpy as np
@@ -77,19 +77,24 @@ class OperatorTime:
     seconds: float
     node: bool = False
 
-    def batch(self, hardware: HardwareProfile) -> OperatorBatch:
-        """What cost terms price, on a machine of one node."""
-        gpus = self.data * self.pipeline * self.tensor
-        per_node = max(gpus, hardware.gpus_per_node)
+    @property
+    def layout(self) -> tuple[int, int, int, int]:
+        """Pd, Pp, Pt and microbatches."""
+        return self.data, self.pipeline, self.tensor, self.microbatches
+
+    def batch(self, hardware: HardwareProfile, layouts: Sequence[tuple[int, int, int, int]] = ()) -> OperatorBatch:
+        """What cost terms price, on a machine of one node: in its own layout, or in others."""
+        chosen = tuple(layouts) or (self.layout,)
+        widest = max(data * pipeline * tensor for data, pipeline, tensor, _ in chosen)
         generates = self.role is Role.GENERATION
         return OperatorBatch(
             role=self.role,
             model=self.model,
             seconds_per_sample=None,
             workload=self.workload,
-            machine=DeviceSpace(racks=1, nodes_per_rack=1, gpus_per_node=per_node),
+            machine=DeviceSpace(racks=1, nodes_per_rack=1, gpus_per_node=max(widest, hardware.gpus_per_node)),
             hardware=hardware,
-            layouts=layouts_of(self.data, self.pipeline, self.tensor, self.microbatches),
+            layouts=layouts_of(chosen),
             settings=None,
             sequences=self.workload.sequences,
             prefill=generates,
@@ -130,19 +135,17 @@ class Measurements:
     at: str
 
 
-def layouts_of(data: int, pipeline: int, tensor: int, microbatches: int) -> Layouts:
-    """One layout inside a node, as arrays of length 1."""
-
-    def column(value: int) -> np.ndarray:
-        return np.array([value], np.int64)
-
+def layouts_of(chosen: Sequence[tuple[int, int, int, int]]) -> Layouts:
+    """Layouts inside a node, each Pd, Pp, Pt and microbatches, as arrays."""
+    data, pipeline, tensor, microbatches = np.array(chosen, np.int64).T
+    inside = np.zeros(len(chosen), np.int64)
     return Layouts(
-        data=column(data),
-        pipeline=column(pipeline),
-        tensor=column(tensor),
-        microbatches=column(microbatches),
-        gpus=column(data * pipeline * tensor),
-        data_tier=column(0),
-        stage_tier=column(0),
-        stages_per_node=column(pipeline),
+        data=data,
+        pipeline=pipeline,
+        tensor=tensor,
+        microbatches=microbatches,
+        gpus=data * pipeline * tensor,
+        data_tier=inside,
+        stage_tier=inside,
+        stages_per_node=pipeline,
     )

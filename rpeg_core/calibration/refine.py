@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpeg_core.calibration.measurements import OperatorTime
+from rpeg_core.costing.batches import OperatorBatch
 from rpeg_core.errors import CostTermError
 from rpeg_core.ir import Role
 from rpeg_core.records import CostTerm, Target
@@ -105,25 +106,44 @@ class Refined:
     after: tuple[float, ...]
 
 
-def predicted_s(hardware: HardwareProfile, observation: OperatorTime, terms: Terms) -> float:
-    """What cost terms say about an observation.
+def predicted_s(
+    hardware: HardwareProfile,
+    observations: Sequence[OperatorTime],
+    terms: Terms,
+    only: frozenset[Role] | None = None,
+) -> Floats:
+    """What cost terms say about observations; nan for roles that are not wanted.
 
     Raises:
         CostTermError: a term fails.
     """
-    batch, total = observation.batch(hardware), 0.0
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for index, each in enumerate(observations):
+        alike.setdefault((each.role, each.model, each.workload), []).append(index)
+    found = np.full(len(observations), np.nan)
+    for members in alike.values():
+        first = observations[members[0]]
+        if only is not None and first.role not in only:
+            continue
+        batch = first.batch(hardware, [observations[index].layout for index in members])
+        found[members] = _priced(batch, terms, first.name)
+    if hardware.software is not None:
+        found -= np.where([each.node for each in observations], 0.0, hardware.software.node_s)
+    return found
+
+
+def _priced(batch: OperatorBatch, terms: Terms, name: str) -> Floats:
+    total = np.zeros(len(batch.layouts))
     for term, settings in terms:
         if term.target is not Target.OPERATOR:
             continue
         try:
             with np.errstate(all="raise", under="ignore"):
-                total += float(term.function(attrs.evolve(batch, settings=settings))[0])
+                total = total + term.function(attrs.evolve(batch, settings=settings))  # type: ignore[arg-type]
         except Exception as error:
             raise CostTermError(
-                f"cost term {term.name!r} failed for {observation.name}", facts=[f"{type(error).__name__}: {error}"]
+                f"cost term {term.name!r} failed for {name}", facts=[f"{type(error).__name__}: {error}"]
             ) from error
-    if not observation.node and hardware.software is not None:
-        total -= hardware.software.node_s
     return total
 
 
@@ -174,13 +194,7 @@ def refine(
         return attrs.evolve(hardware, software=attrs.evolve(software, **values))
 
     def predictions(point: Floats, only: frozenset[Role] | None = None) -> Floats:
-        profile = profile_at(point)
-        return np.array(
-            [
-                predicted_s(profile, observation, terms) if only is None or observation.role in only else np.nan
-                for observation in observations
-            ]
-        )
+        return predicted_s(profile_at(point), observations, terms, only)
 
     before = predictions(theta)
     current, damping = np.log(before), 1e-2

@@ -41,6 +41,7 @@ __all__ = ["main"]
 BATCHES = 5
 BATCH_S = 0.01
 REPEATS = 4
+PAD = 0
 LONG_S = 1.0
 """Operators that take longer are repeated once only."""
 
@@ -224,9 +225,10 @@ def _work(measuring: Measuring, point: Point, shard: ModelShard) -> Callable[[],
     generator = torch.Generator().manual_seed(0)
     length = workload.sequence_tokens
     tokens = torch.randint(1, point.model.vocab, (count, length), generator=generator).to(device)
+    tokens[::2, 0] = PAD  # prompts differ in length, so that attention needs a mask, as in a run
     if point.role is Role.GENERATION:
         return lambda: _decode(point, shard, tokens[:, : workload.prompt_tokens])
-    rows = Rows(tokens, torch.ones(count, length, dtype=torch.bool, device=device), workload.prompt_tokens)
+    rows = Rows(tokens, tokens != PAD, workload.prompt_tokens)
     if point.role is Role.INFERENCE:
         return lambda: infer(shard, rows, microbatches=point.microbatches)
     trainer = Trainer(shard, OptimizerSettings(learning_rate=1e-6))
@@ -251,7 +253,7 @@ def _decode(point: Point, shard: ModelShard, prompts: torch.Tensor) -> None:
         step=0,
         sampling=Sampling(),
         response_tokens=point.workload.response_tokens,
-        pad_id=0,
+        pad_id=PAD,
         end_ids=(),
         microbatches=point.microbatches,
     )
