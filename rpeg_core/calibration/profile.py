@@ -9,14 +9,11 @@ import attrs
 
 from rpeg_core.calibration.kernels import GemmFit, LinkFit, fit_gemms, fit_link
 from rpeg_core.calibration.measurements import Measurements, OperatorTime
-from rpeg_core.calibration.refine import Errors, Parameter, Terms, errors_of, refine
+from rpeg_core.calibration.refine import GUESS, Errors, Parameter, Terms, errors_of, refine
 from rpeg_core.spec.machine import AlphaBeta, Device, HardwareProfile, LinkTier
 from rpeg_core.spec.software import Software
 
 __all__ = ["Calibration", "calibrated", "software_sources"]
-
-SPREAD = 2.0
-"""The typical values below are right within a factor e^2."""
 
 SYNCHRONOUS = {
     "forward_layer_s": 4e-4,
@@ -122,7 +119,7 @@ def calibrated(
         non_gemm_reference_batch=1,
         software=software,
     )
-    refined = refine(unfitted, found.operators, terms, spread=SPREAD, progress=progress)
+    refined = refine(unfitted, found.operators, terms, spread=GUESS, progress=progress)
     errors = errors_of(found.operators, refined.after)
     assert refined.profile.software is not None
     profile = attrs.evolve(

@@ -22,7 +22,7 @@ from rpeg_core.records import CostTerm, Target
 from rpeg_core.spec.machine import HardwareProfile
 from rpeg_core.validation.replay import spearman
 
-__all__ = ["Errors", "Parameter", "Refined", "errors_of", "predicted_s", "refine"]
+__all__ = ["GUESS", "Errors", "Parameter", "Refined", "errors_of", "predicted_s", "refine"]
 
 Floats = NDArray[np.float64]
 Terms = Sequence[tuple[CostTerm, object]]
@@ -33,6 +33,9 @@ STEP = 0.02
 
 FARTHEST = 1.5
 """Largest change of the logarithm of a parameter in one round."""
+
+GUESS = 2.0
+"""Of the logarithm of a parameter that is known within a factor of e^2 only."""
 
 OUTLIER = 0.15
 """Relative error from which on an observation counts less than its square."""
@@ -165,6 +168,7 @@ def refine(
     terms: Terms,
     *,
     spread: float,
+    unknown: frozenset[str] = frozenset(),
     progress: Callable[[float], None] = lambda share: None,
 ) -> Refined:
     """Fit the software of a profile, which it has.
@@ -174,6 +178,7 @@ def refine(
         observations: at least one.
         terms: operator terms with their settings.
         spread: how far, in the logarithm, a parameter may be expected from where it starts.
+        unknown: parameters that start at a mere guess, :data:`GUESS` off.
         progress: told the share that is done.
     """
     software = hardware.software
@@ -188,6 +193,7 @@ def refine(
     start = np.log([getattr(software, name) for name in names])
     measured = np.log([observation.seconds for observation in observations])
     theta = start.copy()
+    hold = np.array([(OUTLIER / (GUESS if name in unknown else spread)) ** 2 for name in names])
 
     def profile_at(point: Floats) -> HardwareProfile:
         values = {name: math.exp(value) for name, value in zip(names, point, strict=True)}
@@ -198,7 +204,7 @@ def refine(
 
     before = predictions(theta)
     current, damping = np.log(before), 1e-2
-    cost = _cost(current - measured, theta - start, spread)
+    cost = _cost(current - measured, theta - start, hold)
     weighted = np.zeros((0, len(names)))
     for round_ in range(ROUNDS):
         jacobian = np.zeros((len(observations), len(names)))
@@ -211,14 +217,14 @@ def refine(
         residual = current - measured
         weight = 1.0 / np.sqrt(1.0 + (residual / OUTLIER) ** 2)
         weighted = jacobian * np.sqrt(weight)[:, None]
-        normal = weighted.T @ weighted + np.eye(len(names)) * (OUTLIER / spread) ** 2
-        gradient = weighted.T @ (residual * np.sqrt(weight)) + (theta - start) * (OUTLIER / spread) ** 2
+        normal = weighted.T @ weighted + np.diag(hold)
+        gradient = weighted.T @ (residual * np.sqrt(weight)) + (theta - start) * hold
         improved = False
         for _ in range(4):
             change = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -gradient)
             tried = theta + np.clip(change, -FARTHEST, FARTHEST)
             values = np.log(predictions(tried))
-            tried_cost = _cost(values - measured, tried - start, spread)
+            tried_cost = _cost(values - measured, tried - start, hold)
             if tried_cost < cost:
                 improved = cost - tried_cost > 1e-4 * cost
                 theta, current, cost, damping = tried, values, tried_cost, damping / 3
@@ -229,7 +235,7 @@ def refine(
     progress(1.0)
     residual = current - measured
     noise = max(float(np.mean(residual**2)), 1e-6)
-    covariance = np.linalg.inv(weighted.T @ weighted / noise + np.eye(len(names)) / spread**2)
+    covariance = np.linalg.inv(weighted.T @ weighted / noise + np.diag(hold) / OUTLIER**2)
     parameters = tuple(
         Parameter(name=name, before=math.exp(first), after=math.exp(last), uncertainty=float(np.sqrt(variance)))
         for name, first, last, variance in zip(names, start, theta, np.diag(covariance), strict=True)
@@ -242,6 +248,6 @@ def refine(
     )
 
 
-def _cost(residual: Floats, moved: Floats, spread: float) -> float:
+def _cost(residual: Floats, moved: Floats, hold: Floats) -> float:
     soft = 2.0 * OUTLIER**2 * (np.sqrt(1.0 + (residual / OUTLIER) ** 2) - 1.0)
-    return float(np.sum(soft) + (OUTLIER / spread) ** 2 * np.sum(moved**2))
+    return float(np.sum(soft) + np.sum(hold * moved**2))

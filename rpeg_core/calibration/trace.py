@@ -94,10 +94,11 @@ def refined_from_traces(
             f"hardware {hardware.name!r} has no measured software to refine",
             hint="rpeg calibrate --output profile.yaml on that machine, then name the file",
         )
-    start = hardware
+    start, unknown = hardware, frozenset[str]()
     if hardware.software.node_s <= 0:
         start = attrs.evolve(hardware, software=attrs.evolve(hardware.software, node_s=1e-3))
-    refined = refine(start, observations, terms, spread=SPREAD, progress=progress)
+        unknown = frozenset({"node_s"})
+    refined = refine(start, observations, terms, spread=SPREAD, unknown=unknown, progress=progress)
     after = errors_of(observations, refined.after)
     assert refined.profile.software is not None
     sources = software_sources(refined.profile.software, refined.parameters, after, f"refined from {what}")

@@ -104,7 +104,13 @@ def _structured(values: Mapping[str, Any]) -> HardwareProfile:
     try:
         return converter.structure(values, HardwareProfile)
     except (cattrs.BaseValidationError, ValueError, TypeError) as error:
-        raise _MalformedError(sorted(set(cattrs.transform_error(error, path="profile")))) from error
+        raise _MalformedError(sorted(set(cattrs.transform_error(error, "profile", _words)))) from error
+
+
+def _words(error: BaseException, kind: type | None) -> str:
+    from cattrs.v import format_exception
+
+    return str(error) if type(error) is ValueError else format_exception(error, kind)
 
 
 def _tiers(value: Any, converter: Any) -> tuple[LinkTier, LinkTier, LinkTier]:
