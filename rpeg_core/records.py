@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rpeg_core.planning.problem import Problem
     from rpeg_core.planning.search import Progress, SearchBudget, SearchResult
     from rpeg_core.planning.structures import Structure
+    from rpeg_core.runtime.lengths import LengthsRequest
     from rpeg_core.runtime.session import Session
     from rpeg_core.spec.models import ModelSpec
     from rpeg_core.spec.workload import Workload
@@ -167,6 +168,8 @@ class BackendSpec:
             ``rpeg calibrate``; tells ``request.progress`` how far it is and ends its processes when it is interrupted.
 
             .. versionadded:: 0.1
+        profile: ``profile(request, settings)`` for ``rpeg profile-lengths``: generate responses and tell their lengths;
+            the contract is :class:`rpeg_core.runtime.lengths.LengthsRequest`. None when it cannot.
         settings: attrs class of its settings.
     """
 
@@ -177,4 +180,5 @@ class BackendSpec:
     open: Callable[[Plan, Any], Session] | None = None
     render: Callable[[Plan, Any], Mapping[str, str]] | None = None
     calibrate: Callable[[CalibrationRequest], Measurements] | None = None
+    profile: Callable[[LengthsRequest, Any], None] | None = None
     settings: type = NoSettings

@@ -1,4 +1,4 @@
-"""``rpeg explain``: where the time and the memory of a plan go, and where the numbers come from."""
+"""``rpeg explain``: why its structure, where the time and the memory of a plan go, and where the numbers come from."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ __all__ = ["command"]
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @pass_context
 def command(context: CommandContext, plan: Path, operator: str | None, with_sources: bool, as_json: bool) -> None:
-    """Explain PLAN: time of each operator by term, memory of each GPU by term, transfers, critical path, sources.
+    """Explain PLAN: why its structure, time of each operator by term, memory of each GPU by term, transfers, critical
+    path, sources.
 
+    What a choice of the structure saves and adds is said against the other choices in the same places.
     The plan is evaluated again with the installed plugins; what differs from the file is a warning.
     """
     from rpeg_core.cli import planning
     from rpeg_core.planning.plan import load_plan
     from rpeg_core.planning.recheck import recheck
-    from rpeg_core.report import documents, sources, tables
+    from rpeg_core.report import documents, sources, structure, tables
     from rpeg_core.report.memory import memory_details
 
     checked = recheck(load_plan(plan), context.registry)
@@ -42,11 +44,17 @@ def command(context: CommandContext, plan: Path, operator: str | None, with_sour
     chosen = names if operator is None else (operator,)
     if as_json:
         document = documents.explanation(found, prediction, book, chosen)
-        ui.print_json({"plan_file": str(plan), "differences": list(checked.differences), **document})
+        why = [] if operator is not None else [documents.rival(rival) for rival in structure.rivals(checked)]
+        ui.print_json(
+            {"plan_file": str(plan), "differences": list(checked.differences), "structure_choices": why, **document}
+        )
         return
     usable = found.prediction.usable_bytes
     planning.show_heading(found)
     ui.print_text(f"plan {plan}, {found.digest}")
+    if operator is None:
+        for sentence in structure.reasons(checked):
+            ui.print_text(f"- {sentence}")
     planning.show_grid(tables.operator_table({name: found.assignments[name] for name in chosen}, found.prediction))
     planning.show_grid(tables.operator_terms(book, found.assignments, tables.split_operators(prediction), chosen))
     planning.show_grid(memory_details(prediction.memory, usable, None if operator is None else chosen))

@@ -85,6 +85,7 @@ def command(
         "feasible": True,
         "interrupted": stopped,
         "plan_file": None if unsaved else str(output),
+        "warnings": list(planner.remarks),
         "diagnostics": documents.diagnostics(remarks),
         "memory": documents.memory(winner.prediction.memory),
         "plan": plan.document(),

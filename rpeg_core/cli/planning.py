@@ -60,18 +60,23 @@ def make_planner(
     *,
     seconds: float | None = None,
     evaluations: int | None = None,
+    told: set[str] | None = None,
     **search: Any,
 ) -> Planner:
     """The planner of an experiment whose ``search:`` the command line changes; None leaves a value as it is.
 
-    A budget of the command line, ``seconds`` or ``evaluations`` or both, replaces that of the file.
+    A budget of the command line, ``seconds`` or ``evaluations`` or both, replaces that of the file. What the planner
+    remarks is shown, unless it is in ``told``, which collects it: for commands that make several planners.
     """
     given = {key: value for key, value in search.items() if value is not None}
     if seconds is not None or evaluations is not None:
         given |= {"seconds": seconds, "evaluations": evaluations}
     planner = Planner(attrs.evolve(experiment, search=attrs.evolve(experiment.search, **given)), registry, overrides)
+    told = set() if told is None else told
     for remark in planner.remarks:
-        ui.print_warning(remark)
+        if remark not in told:
+            ui.print_warning(remark)
+            told.add(remark)
     return planner
 
 

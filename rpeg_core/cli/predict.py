@@ -78,6 +78,7 @@ def command(
     document = {
         "feasible": fits,
         "differences": list(subject.differences),
+        "warnings": list(subject.planner.remarks),
         "diagnostics": documents.diagnostics(remarks),
         "memory": documents.memory(prediction.memory),
         "plan": plan.document(),
@@ -132,6 +133,8 @@ def _recheck(path: Path, registry: Registry, overrides: Sequence[Override]) -> _
     from rpeg_core.planning.recheck import recheck
 
     checked = recheck(load_plan(path), registry, overrides)
+    for remark in checked.planner.remarks:
+        ui.print_warning(remark)
     return _Subject(
         planner=checked.planner,
         plan=checked.plan,

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rpeg_core.cli import ui
+from rpeg_core.cli.backends import backend_settings, interruptible
 from rpeg_core.cli.context import CommandContext, pass_context
 from rpeg_core.cli.exit_codes import ExitCode
-from rpeg_core.errors import BackendError, ExecutionError, UsageError, suggest
+from rpeg_core.errors import BackendError, ExecutionError, UsageError
 
 if TYPE_CHECKING:
     from rpeg_core.cli.run_display import RunDisplay
@@ -74,7 +72,9 @@ def command(
 
     found = load_plan(plan)
     record = _backend(context.registry, backend)
-    settings = _settings(record, found, overrides)
+    settings = backend_settings(
+        record, found.experiment.settings, overrides, "all else was settled when the plan was made"
+    )
     if resume and output is None:
         raise UsageError("--resume needs the folder of the run", hint="--output DIR")
     _check(found, context.registry)
@@ -82,10 +82,8 @@ def command(
         ui.print_warning(f"{plan} is predicted not to fit the memory of its GPUs; `rpeg predict {plan}` says why")
     if trace_file is not None:
         planning.writable(trace_file, plan)
-    if output is not None:
-        run_folder.prepare(output, found, resume=resume)
     asked = getattr(settings, "steps", None) if steps is None else steps
-    with ui.live() as show:
+    with run_folder.held(output, found, resume=resume), ui.live() as show:
         display = RunDisplay(found, f"{backend} runs {plan}", asked, show)
         try:
             trace = _execute(record, settings, found, context.registry, display, steps, output, resume=resume)
@@ -121,24 +119,6 @@ def _backend(registry: Registry, name: str) -> BackendSpec:
     if reason is not None:
         raise BackendError(f"backend {name!r} cannot be used on this machine", facts=[reason])
     return record
-
-
-def _settings(record: BackendSpec, plan: Plan, overrides: Sequence[str]) -> Any:
-    """The backend's settings: those of the plan's experiment, then of the command line."""
-    from rpeg_core.settings import build_settings, parse_override
-
-    values: dict[str, object] = dict(plan.experiment.settings.get(record.name, {}))
-    origins = dict.fromkeys(values, f"settings.{record.name}")
-    for override in map(parse_override, overrides):
-        if override.target != record.name:
-            raise UsageError(
-                f"{override.origin} does not belong to backend {record.name!r}",
-                facts=[f"allowed: {record.name}.KEY=VALUE; all else was settled when the plan was made"],
-                hint=suggest(override.target, [record.name]),
-            )
-        values[override.name] = override.text
-        origins[override.name] = override.origin
-    return build_settings(record.settings, values, where=f"settings.{record.name}", origins=origins)
 
 
 def _check(plan: Plan, registry: Registry) -> None:
@@ -178,7 +158,10 @@ def _execute(
         display.step_finished(step, metrics)
         registry.observers("rpeg_step_finished", plan=plan, step=step, metrics=metrics)
 
-    with _interruptible() as pressed, record.open(plan, settings) as session:
+    with (
+        interruptible("stopping when what runs is done; Ctrl-C again gives up") as pressed,
+        record.open(plan, settings) as session,
+    ):
         registry.observers("rpeg_run_started", plan=plan)
         request = RunRequest(
             steps=steps,
@@ -191,28 +174,6 @@ def _execute(
         trace = session.run(request)
     registry.observers("rpeg_run_finished", plan=plan, trace=trace)
     return trace
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    """Set by the first Ctrl-C, or by SIGTERM as a batch system sends it; the second gives up."""
-    pressed = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield pressed
-        return
-
-    def cancel(*_: object) -> None:
-        if pressed.is_set():
-            raise KeyboardInterrupt
-        pressed.set()
-        ui.print_note("stopping when what runs is done; Ctrl-C again gives up")
-
-    before = {number: signal.signal(number, cancel) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield pressed
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _failed(error: ExecutionError, output: Path) -> ExecutionError:

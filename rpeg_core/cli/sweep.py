@@ -157,8 +157,11 @@ def _searched(
     from rpeg_core.cli import planning
     from rpeg_core.planning.sweep import Row
 
+    told: set[str] = set()
     planners = [
-        None if point.experiment is None else planning.make_planner(point.experiment, registry, overrides, **search)
+        None
+        if point.experiment is None
+        else planning.make_planner(point.experiment, registry, overrides, told=told, **search)
         for point in points
     ]
     for planner in planners:

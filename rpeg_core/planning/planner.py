@@ -9,7 +9,7 @@ import attrs
 
 from rpeg_core.costing.book import ActiveTerm
 from rpeg_core.errors import ExperimentError, UnknownKeyError, UsageError, suggest
-from rpeg_core.ir import Rpeg, to_text
+from rpeg_core.ir import Role, Rpeg, to_text
 from rpeg_core.passes.evaluate import EvaluationOptions
 from rpeg_core.planning.assignment import ExecutionPlan
 from rpeg_core.planning.pins import Pin
@@ -29,6 +29,9 @@ __all__ = ["DEFAULT_SECONDS", "Planner"]
 
 DEFAULT_SECONDS = 10.0
 """Search budget when the experiment states none."""
+
+LONG_RESPONSE_TOKENS = 1024
+"""From this limit on a plan without response lengths is worth a warning **[choice]**; see docs/experiment-file.md."""
 
 
 class Planner:
@@ -73,7 +76,7 @@ class Planner:
         )
         _check_terms(self.terms)
         self.models = _models(self.template, experiment)
-        self.remarks = tuple(_remarks(self.terms))
+        self.remarks = tuple(self._remarks())
         self.options = EvaluationOptions(steps=experiment.horizon_steps, split_lengths=experiment.split_lengths)
         self._uses = [
             _use("algorithm", algorithm),
@@ -224,6 +227,25 @@ class Planner:
                 origins[override.name] = override.origin
         return build_settings(cls, values, where=f"settings.{name}", origins=origins)
 
+    def _remarks(self) -> Iterator[str]:
+        if not any(active.term.target is Target.MEMORY for active in self.terms):
+            names = ", ".join(active.term.name for active in self.terms)
+            yield f"no selected cost term prices memory ({names}): every plan counts as one that fits"
+        if not any(active.term.target is Target.TRANSFER for active in self.terms):
+            yield "no selected cost term prices transfers: they count as taking no time"
+        workload = self.experiment.workload
+        if not workload.response_lengths and workload.response_tokens >= LONG_RESPONSE_TOKENS and self._generates():
+            yield (
+                f"workload.response_lengths is missing and responses have {LONG_RESPONSE_TOKENS:,} tokens or more; all "
+                "count as equally long and none is assessed while others are decoded; see `rpeg profile-lengths`"
+            )
+
+    def _generates(self) -> bool:
+        """Whether the algorithm makes the responses itself."""
+        choices = self.experiment.structure
+        structure = Structure(staleness=(), actor_critic_sharing=choices.actor_critic_sharing == (True,))
+        return any(operator.role is Role.GENERATION for operator in self.graph(structure).operators)
+
     def _check_settings(self) -> None:
         """Settings must name a record that exists; those of records that are installed but unused are harmless."""
         asked: dict[str, str | None] = dict.fromkeys(self.experiment.settings)
@@ -279,14 +301,6 @@ def _check_terms(terms: Sequence[ActiveTerm]) -> None:
                 facts=[f"{other} and {term.name} are both selected"],
                 hint=f"name one of {other.partition('.')[0]} and {term.name.partition('.')[0]}, or single terms",
             )
-
-
-def _remarks(terms: Sequence[ActiveTerm]) -> Iterator[str]:
-    if not any(active.term.target is Target.MEMORY for active in terms):
-        names = ", ".join(active.term.name for active in terms)
-        yield f"no selected cost term prices memory ({names}): every plan counts as one that fits"
-    if not any(active.term.target is Target.TRANSFER for active in terms):
-        yield "no selected cost term prices transfers: they count as taking no time"
 
 
 def _models(template: AlgorithmTemplate, experiment: Experiment) -> dict[str, ModelSpec]:

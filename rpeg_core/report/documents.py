@@ -16,9 +16,10 @@ from rpeg_core.planning.problem import critical_seconds
 from rpeg_core.planning.remedies import Remedies
 from rpeg_core.planning.solve import Outcome
 from rpeg_core.plugins.registry import LoadedDiagnostic
+from rpeg_core.report.structure import Rival
 from rpeg_core.report.tables import split_operators, steady_step
 
-__all__ = ["diagnostics", "explanation", "memory", "remedies", "search"]
+__all__ = ["diagnostics", "explanation", "memory", "remedies", "rival", "search"]
 
 
 def search(outcome: Outcome) -> dict[str, Any]:
@@ -43,6 +44,22 @@ def search(outcome: Outcome) -> dict[str, Any]:
             for contender in outcome.baselines
             for evaluation in [contender.prediction and contender.prediction.evaluation]
         ],
+    }
+
+
+def rival(rival: Rival) -> dict[str, Any]:
+    """A structure with one choice changed, in the same places; ``peak_bytes`` where the choice changes it most."""
+    gpus, other_bytes, own_bytes = rival.most_added
+    return {
+        "chosen": rival.chosen,
+        "other": rival.other,
+        "step_s": rival.own_step_s,
+        "other_step_s": rival.step_s,
+        "gpus": str(gpus),
+        "peak_bytes": own_bytes,
+        "other_peak_bytes": other_bytes,
+        "other_fits": rival.fits,
+        "sentence": rival.sentence(),
     }
 
 

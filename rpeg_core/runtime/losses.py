@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Aggregation",
+    "BeyondCap",
     "KlEstimator",
+    "behaviour_weights",
     "clipped_policy_loss",
     "clipped_value_loss",
     "gae_advantages",
@@ -33,6 +35,7 @@ __all__ = [
 
 Aggregation = Literal["token-mean", "sequence-mean", "length-normalised"]
 KlEstimator = Literal["k1", "k2", "k3"]
+BeyondCap = Literal["truncate", "drop"]
 
 _LARGEST_LOG_RATIO = 20.0
 """Log-ratios are cut off there, as in verl and OpenRLHF: exp of more overflows, and such tokens are clipped anyway."""
@@ -166,6 +169,37 @@ def clipped_policy_loss(
     return plain.maximum(clipped), clipped > plain
 
 
+def behaviour_weights(
+    proximal: torch.Tensor, behaviour: torch.Tensor, *, cap: float | None, beyond: BeyondCap
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """How much likelier a token is under the policy that is improved than under the one that drew it, per token.
+
+    w = exp(proximal - behaviour), the importance weight that turns an expectation over the behaviour policy into one
+    over the proximal policy: of the decoupled PPO objective (Hilton et al., arXiv:2110.00641, eq. 5; AReaL,
+    arXiv:2505.24298, eq. 5). Beyond the cap, ``truncate`` makes it the cap (truncated importance sampling, as IMPALA,
+    arXiv:1802.01561, and verl), ``drop`` makes it 0, so that the token does not count (AReaL's code).
+
+    Args:
+        proximal: log-probabilities under the policy that is improved, without gradient.
+        behaviour: under the policy that generated.
+        cap: the largest weight; None for any.
+        beyond: what a larger weight becomes.
+
+    Returns:
+        the weights, and bool: where the cap was exceeded.
+
+    Raises:
+        SettingsError: another word for ``beyond``.
+    """
+    weights = (proximal - behaviour).clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO).exp()
+    if beyond not in ("truncate", "drop"):
+        raise SettingsError(f"beyond is {beyond!r}", facts=["allowed: truncate, drop"])
+    if cap is None:
+        return weights, weights < 0
+    exceeded = weights > cap
+    return weights.masked_fill(exceeded, cap if beyond == "truncate" else 0.0), exceeded
+
+
 def clipped_value_loss(
     values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, *, clip: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -182,5 +216,7 @@ def clipped_value_loss(
     plain = (values - returns).square()
     if clip is None:
         return plain / 2, (plain < 0)
-    clipped = (old_values + (values - old_values).clamp(-clip, clip) - returns).square()
-    return plain.maximum(clipped) / 2, clipped > plain
+    moved = values - old_values
+    clipped = (old_values + moved.clamp(-clip, clip) - returns).square()
+    # Within the range both terms are the same number but for rounding.
+    return plain.maximum(clipped) / 2, (moved.abs() > clip) & (clipped > plain)

@@ -14,12 +14,13 @@ from __future__ import annotations
 import enum
 import importlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import attrs
 
 from rpeg_core.errors import BackendError, PluginError
 from rpeg_core.ir.graph import ContainerKind, Operator, Rpeg
+from rpeg_core.runtime.losses import BeyondCap
 from rpeg_core.settings import setting
 
 if TYPE_CHECKING:
@@ -29,11 +30,13 @@ if TYPE_CHECKING:
     from rpeg_core.spec.workload import Workload
 
 __all__ = [
+    "PROXIMAL_LOGPROBS",
     "Content",
     "Counts",
     "LossParts",
     "ModelOutputs",
     "OptimizerSettings",
+    "PolicySettings",
     "Prepared",
     "Recipe",
     "Semantics",
@@ -42,6 +45,10 @@ __all__ = [
     "minibatch_rows",
     "sequences_of",
 ]
+
+
+PROXIMAL_LOGPROBS = "proximal_logprobs"
+"""Name of the rows that a backend adds where :attr:`Recipe.proximal` asks for them."""
 
 
 class Content(enum.Enum):
@@ -98,6 +105,8 @@ class Recipe:
         minibatches: optimizer updates in a pass, over the rows that :func:`minibatch_rows` says.
         rows_together: this many consecutive rows enter the loss in one microbatch, e.g. the 2 rows of a pair.
         entropy: whether the loss reads :attr:`ModelOutputs.entropy`.
+        proximal: whether the loss reads the rows ``PROXIMAL_LOGPROBS``: float32 [rows, Lr], of the model in training
+            as it is before the first update of the step.
     """
 
     optimizer: OptimizerSettings
@@ -105,6 +114,7 @@ class Recipe:
     minibatches: int = 1
     rows_together: int = 1
     entropy: bool = False
+    proximal: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -131,7 +141,14 @@ class UpdateSettings:
         1, help="Optimizer updates in an epoch, each on its part of the step's prompts.", minimum=1
     )
 
-    def recipe(self, *, learning_rate: float | None = None, rows_together: int = 1, entropy: bool = False) -> Recipe:
+    def recipe(
+        self,
+        *,
+        learning_rate: float | None = None,
+        rows_together: int = 1,
+        entropy: bool = False,
+        proximal: bool = False,
+    ) -> Recipe:
         """These settings as a :class:`Recipe`; ``learning_rate`` for a model that has a rate of its own."""
         return Recipe(
             optimizer=OptimizerSettings(
@@ -147,7 +164,44 @@ class UpdateSettings:
             minibatches=self.minibatches,
             rows_together=rows_together,
             entropy=entropy,
+            proximal=proximal,
         )
+
+
+@attrs.frozen(kw_only=True)
+class PolicySettings(UpdateSettings):
+    """Settings of algorithms that train a policy on what an older version of it may have generated.
+
+    With staleness tau, generation's log-probabilities are those of a version up to tau steps older than the one in
+    training. The plain objective takes the ratio to them; the decoupled one keeps the *proximal* policy, the one that
+    the step's updates start from, apart from the *behaviour* policy, which generated.
+    """
+
+    objective: Literal["plain", "decoupled"] = setting(
+        "plain",
+        help="plain: the clipped ratio is to the policy that generated; decoupled: it is to the policy before the "
+        "step's first update, and each token is weighted by their ratio (AReaL), for structures with staleness.",
+    )
+    weight_cap: float | None = setting(
+        5.0, help="Of decoupled: the largest weight of a token (AReaL); null for any.", minimum=0.0
+    )
+    weight_beyond_cap: BeyondCap = setting(
+        "truncate",
+        help="Of decoupled: a larger weight becomes the cap (IMPALA, verl), or the token is left out (AReaL).",
+    )
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether behaviour and proximal policy are told apart."""
+        return self.objective == "decoupled"
+
+    @property
+    def reads_proximal(self) -> bool:
+        """Whether the proximal policy's log-probabilities must be computed before the updates.
+
+        With one update a step they are what the model in training says itself.
+        """
+        return self.decoupled and self.epochs * self.minibatches > 1
 
 
 @attrs.frozen(kw_only=True)

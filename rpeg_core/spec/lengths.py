@@ -55,7 +55,10 @@ def _csv_rows(path: Path, where: str) -> Iterator[tuple[int, tuple[Any, Any]]]:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-        raise ExperimentError(f"{where}: cannot read {path}", facts=[reason, ALLOWED]) from error
+        hint = None
+        if isinstance(error, FileNotFoundError):
+            hint = f"`rpeg profile-lengths` writes such a file; leave {where} out until then"
+        raise ExperimentError(f"{where}: cannot read {path}", facts=[reason, ALLOWED], hint=hint) from error
     lines = text.splitlines()
     semicolons = bool(lines) and ";" in lines[0]
     reader = csv.DictReader(lines, delimiter=";" if semicolons else ",")

@@ -58,7 +58,7 @@ def experiment(tmp_path: Path) -> Callable[..., Path]:
                 "reward": {"config": MODEL},
                 "reference": {"same_as": "actor"},
             },
-            "workload": {"prompts": 256, "prompt_tokens": 512, "response_tokens": 1024},
+            "workload": {"prompts": 256, "prompt_tokens": 512, "response_tokens": 1000},
             "cluster": {"hardware": "gh200", "racks": 2, "nodes_per_rack": 4, "gpus_per_node": 4},
             "search": {"strategy": "greedy"},
         }

@@ -12,7 +12,7 @@ from rpeg_core.planning.plan import load_plan
 @pytest.fixture
 def plan(rpeg, experiment) -> None:
     """PPO with three length phases, placed so that inference runs beside generation."""
-    workload = {"response_lengths": [[0.5, 256], [0.85, 512], [1.0, 1024]]}
+    workload = {"response_tokens": 1024, "response_lengths": [[0.5, 256], [0.85, 512], [1.0, 1024]]}
     pin = {
         "actor_generation": {"gpus": "0-15", "dp": 4, "pp": 1, "tp": 4, "microbatches": 1},
         "reference_inference": {"gpus": "16-31", "dp": 16, "pp": 1, "tp": 1, "microbatches": 1},

@@ -246,7 +246,7 @@ def test_the_smallest_change_comes_first(rpeg, experiment) -> None:
     ran = rpeg("plan", experiment(cluster={**TINY, "memory_gb": 80}))
     assert re.findall(r"  fits with ([\w.]+: \S+)", ran.err) == [
         "structure.actor_critic_sharing: [true]",
-        "cluster.memory_gb: 81.6",
+        "cluster.memory_gb: 81.3",
         "workload.prompts: 128",
         "cluster.nodes_per_rack: 2",
     ]

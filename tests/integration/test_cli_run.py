@@ -44,7 +44,7 @@ def test_json_and_the_trace_files_say_the_same(rpeg: Callable[..., Any], plan: s
     document, trace = json.loads(ran.out), Trace.read("run.jsonl")
     assert (document["steps"], document["plan"]) == (STEPS, load_plan(plan).digest)
     assert document["makespan_s"] == trace.makespan_s
-    assert document["tokens_per_s"] == pytest.approx(STEPS * 256 * 1536 / trace.makespan_s)
+    assert document["tokens_per_s"] == pytest.approx(STEPS * 256 * 1512 / trace.makespan_s)
     assert document["predicted_step_s"] == load_plan(plan).prediction.step_s
     assert document["step_s"] == pytest.approx(document["predicted_step_s"], rel=0.5)
     assert document["operators"]["actor_training"]["busy_s_per_step"] == trace.busy_s()["actor_training"][0] / STEPS

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +21,9 @@ TOY = """
 import contextlib, json, os, signal, sys
 import attrs
 from rpeg_core import BackendSpec, hookimpl, setting
-from rpeg_core.errors import ExecutionError
+from rpeg_core.errors import BackendError, ExecutionError
 from rpeg_core.runtime.session import RunRequest
-from rpeg_core.runtime.trace import Trace
+from rpeg_core.runtime.trace import Stopped, Trace, TraceHeader
 from rpeg_plugin_simulator import SIMULATOR, Settings as Simulated
 
 requests = []
@@ -31,6 +33,8 @@ class Settings:
     steps: int = setting(6, help="Steps.", minimum=1)
     stop_at: int = setting(-1, help="Press Ctrl-C at the end of this step.")
     fail: bool = setting(False, help="Fail at the end.")
+    refuse: bool = setting(False, help="Refuse to begin.")
+    begin: bool = setting(False, help="With refuse: write the trace of a run that began nothing.")
 
 class Session(contextlib.AbstractContextManager):
     def __init__(self, plan, settings):
@@ -41,6 +45,11 @@ class Session(contextlib.AbstractContextManager):
 
     def run(self, request):
         requests.append(request)
+        if self.settings.refuse:
+            if self.settings.begin:
+                header = TraceHeader(plan="sha256:0", backend="toy", steps=6, clock="wall")
+                Trace(header, (Stopped(0.0, "no data", 0),)).write(request.output / "trace.jsonl")
+            raise BackendError("there is nothing left to do")
         request.status("starting 2 workers")
 
         def finished(step, metrics):
@@ -198,3 +207,41 @@ def test_a_folder_that_cannot_be_made_is_refused_before_the_run(run: Callable[..
     ran = run("--output", "file/out")
     assert (ran.code, ran.out) == (4, "")
     assert "error[plan-file]: cannot write file/out" in ran.err
+
+
+def test_a_resumption_that_is_refused_leaves_the_run_as_it_was(
+    run: Callable[..., Any], rpeg: Callable[..., Any]
+) -> None:
+    assert run("--output", "out").code == 0
+    before = {path: path.read_bytes() for path in Path("out").iterdir()}
+    refused = run("--output", "out", "--resume", "--set", "toy.refuse=true")
+    assert "there is nothing left to do" in refused.err
+    assert {path: path.read_bytes() for path in Path("out").iterdir()} == before
+    assert rpeg("verify", "out").code == 0
+
+
+def test_the_folder_of_a_run_that_began_nothing_is_taken_again(
+    run: Callable[..., Any], rpeg: Callable[..., Any], experiment: Callable[..., Path]
+) -> None:
+    nothing = ("--set", "toy.refuse=true", "--set", "toy.begin=true")
+    assert run("--output", "out", *nothing).code != 0
+    experiment(workload={"prompts": 128})
+    assert rpeg("plan", "experiment.yaml").code == 0
+    assert run("--output", "out").code == 0
+    assert load_plan("out/plan.json").digest == load_plan("plan.json").digest
+    assert not Path("out/trace.1.jsonl").exists()
+    assert run("--output", "out", "--resume", *nothing).code != 0
+    assert "out holds a run" in run("--output", "out").err
+
+
+def test_two_runs_do_not_share_a_folder(run: Callable[..., Any]) -> None:
+    assert run("--output", "out").code == 0
+    number = os.open("out", os.O_RDONLY)
+    fcntl.flock(number, fcntl.LOCK_EX)
+    before = {path: path.read_bytes() for path in Path("out").iterdir()}
+    refused = run("--output", "out", "--resume")
+    os.close(number)
+    assert (refused.code, refused.out) == (2, "")
+    assert "error[usage]: a run is under way in out" in refused.err
+    assert {path: path.read_bytes() for path in Path("out").iterdir()} == before
+    assert run("--output", "out", "--resume").code == 0

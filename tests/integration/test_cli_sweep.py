@@ -48,7 +48,7 @@ def sweep(rpeg, path, *options):
 def test_the_report_in_a_pipe_is_complete(rpeg, experiment) -> None:
     ran = rpeg("sweep", experiment(), "--gpus", "64,16,6,32", "--price", "2.5")
     assert (ran.code, ran.err) == (0, "")
-    assert ran.out.startswith("ppo: gh200, 256 prompts, 1,024 response tokens\n")
+    assert ran.out.startswith("ppo: gh200, 256 prompts, 1,000 response tokens\n")
     table = ran.table("sweep")
     assert table[0][:6] == ["GPUs", "tok/s", "per GPU", "step", "$/Mtok", "$/step"]
     assert [row[0] for row in table[1:]] == ["6", "16", "32", "64"]
@@ -74,12 +74,12 @@ def test_a_point_is_what_rpeg_plan_finds_there(rpeg, experiment) -> None:
         assert point["gap"] == plan["search"]["gap"]
         assert point["peak_memory_bytes"] == max(peak for _, peak, _ in prediction["memory"])
         assert point["usd_per_step"] == pytest.approx(point["gpus"] * prediction["step_s"] / 1000)
-        tokens = 256 * (512 + 1024)
+        tokens = 256 * (512 + 1000)
         assert point["usd_per_million_tokens"] == pytest.approx(point["usd_per_step"] / tokens * 1e6)
 
 
 def test_every_axis_is_swept(rpeg, experiment) -> None:
-    path = experiment(workload={"response_lengths": [[0.5, 256], [1.0, 1024]]})
+    path = experiment(workload={"response_tokens": 1024, "response_lengths": [[0.5, 256], [1.0, 1024]]})
     axes = ("--hardware", "gh200,h100", "--prompts", "128,256", "--response-tokens", "512,1024")
     _, document = sweep(rpeg, path, *axes)
     points = [(p["hardware"], p["prompts"], p["response_tokens"], p["gpus"]) for p in document["points"]]

@@ -165,6 +165,8 @@ def test_completions_reach_training_from_the_generation_that_made_them() -> None
 def test_initial_weights_are_one_artifact_for_each_place_and_layout() -> None:
     plan = toy_plan(actor_generation=on(0, 2, tensor=2), actor_training=on(0, 2))
     window = Window(toy_mini(tau=1), plan, toy_workload())
+    assert [(a.node, a.container, a.layout.tensor) for a in window.initial] == [(-1, "W_actor", 2), (-2, "W_actor", 1)]
+    window = Window(toy_mini(tau=0), plan, toy_workload())  # without staleness training gets those of generation
     assert [(a.node, a.container, a.layout.tensor) for a in window.initial] == [(-1, "W_actor", 2)]
     same = Window(toy_mini(tau=1), toy_plan(actor_generation=on(0, 2), actor_training=on(2, 4)), toy_workload())
     assert [(a.node, str(a.allocation)) for a in same.initial] == [(-1, "0-1"), (-2, "2-3")]

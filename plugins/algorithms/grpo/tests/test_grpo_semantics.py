@@ -143,6 +143,9 @@ OTHERWISE = {
     "epochs": 2,
     "minibatches": 2,
     "gradient_clip": 0.0,
+    "objective": "decoupled",
+    "weight_cap": None,
+    "weight_beyond_cap": "drop",
 }
 
 
@@ -168,3 +171,66 @@ def test_data_of_4_bytes_beside_weights_of_2():
     graph = TEMPLATE.build(workload, {"actor": spec, "reference": spec}, Structure(staleness=()), settings)
     assert {c.bytes_per_element for c in graph.containers if c.model is None} == {4}
     assert {c.bytes_per_element for c in graph.containers if c.model is not None} == {2}
+
+
+def by_token(rows, proximal, logprobs, mask, advantages, settings):
+    """The decoupled loss, its gradient and its weights, written out token by token from AReaL's equation."""
+    loss, gradient, weights, over = 0.0, torch.zeros_like(logprobs), [], 0
+    tokens = int(mask.sum())
+    for row, token in torch.nonzero(mask).tolist():
+        new, near = float(logprobs[row, token]), float(proximal[row, token])
+        weight = math.exp(near - float(rows["actor_logprobs"][row, token]))
+        if settings.weight_cap is not None and weight > settings.weight_cap:
+            weight = settings.weight_cap if settings.weight_beyond_cap == "truncate" else 0.0
+            over += 1
+        ratio, advantage = math.exp(new - near), float(advantages[row])
+        bounded = min(max(ratio, 1 - settings.clip), 1 + settings.clip)
+        loss -= weight * min(ratio * advantage, bounded * advantage) / tokens
+        if ratio * advantage <= bounded * advantage:
+            gradient[row, token] = -weight * ratio * advantage / tokens
+        weights.append(weight)
+    return loss, gradient, sum(weights) / tokens, over / tokens
+
+
+@pytest.mark.parametrize("beyond", ["truncate", "drop"])
+@pytest.mark.parametrize("cap", [None, 1.1])
+def test_the_decoupled_loss_weighs_tokens_and_clips_around_the_proximal_policy(cap, beyond):
+    rows, mask, outputs, workload = drawn()
+    proximal = (
+        rows["actor_logprobs"] + torch.randn(*mask.shape, generator=torch.Generator().manual_seed(1)) / 5
+    ) * mask
+    settings = Settings(
+        objective="decoupled", minibatches=1, epochs=2, weight_cap=cap, weight_beyond_cap=beyond, kl_coefficient=0.0
+    )
+    assert SEMANTICS.recipe("actor_training", settings).proximal
+    given = {**rows, "proximal_logprobs": proximal}
+    found = train_once(SEMANTICS, "actor_training", given, mask, outputs, settings, workload)
+    advantages = found.prepared.rows["advantages"]
+    loss, gradient, weight, over = by_token(rows, proximal, outputs.logprobs, mask, advantages, settings)
+    assert found.losses == pytest.approx((loss,))
+    torch.testing.assert_close(found.gradients["logprobs"], gradient)
+    assert found.metrics[0]["behaviour_weight"] == pytest.approx(weight)
+    assert found.metrics[0]["behaviour_capped"] == pytest.approx(over)
+    assert (over > 0) == (cap is not None)
+
+
+def test_with_one_update_the_proximal_policy_is_the_one_in_training():
+    rows, mask, outputs, workload = drawn()
+    settings = Settings(objective="decoupled", kl_coefficient=0.0)
+    assert not SEMANTICS.recipe("actor_training", settings).proximal
+    found = train_once(SEMANTICS, "actor_training", rows, mask, outputs, settings, workload)
+    advantages = found.prepared.rows["advantages"]
+    loss, gradient, *_ = by_token(rows, outputs.logprobs, outputs.logprobs, mask, advantages, settings)
+    assert found.losses == pytest.approx((loss,))
+    torch.testing.assert_close(found.gradients["logprobs"], gradient)
+
+
+def test_without_staleness_decoupled_and_plain_are_the_same():
+    rows, mask, outputs, workload = drawn()
+    given = {**rows, "proximal_logprobs": rows["actor_logprobs"]}
+    plain, decoupled = (
+        train_once(SEMANTICS, "actor_training", given, mask, outputs, Settings(objective=name, epochs=2), workload)
+        for name in ("plain", "decoupled")
+    )
+    assert decoupled.losses == pytest.approx(plain.losses)
+    torch.testing.assert_close(decoupled.gradients["logprobs"], plain.gradients["logprobs"])

@@ -184,6 +184,9 @@ OTHERWISE = {
     "aggregation": "sequence-mean",
     "minibatches": 2,
     "gradient_clip": 0.0,
+    "objective": "decoupled",
+    "weight_cap": None,
+    "weight_beyond_cap": "drop",
 }
 
 
@@ -229,3 +232,29 @@ def test_data_of_4_bytes_beside_weights_of_2():
     graph = build(Settings(data_bytes_per_element=4))
     assert {c.bytes_per_element for c in graph.containers if c.model is None} == {4}
     assert {c.bytes_per_element for c in graph.containers if c.model is not None} == {2}
+
+
+@pytest.mark.parametrize("operator", ["actor_training", "actor_critic_training"])
+def test_the_decoupled_policy_loss_is_that_of_areal(operator):
+    """Weight pi_prox / pi_behaviour, ratio pi / pi_prox: gradient by autograd of the objective as it is printed."""
+    rows, mask, outputs, workload = drawn()
+    proximal = (
+        rows["actor_logprobs"] + torch.randn(*mask.shape, generator=torch.Generator().manual_seed(1)) / 5
+    ) * mask
+    settings = Settings(objective="decoupled", weight_cap=1.1, kl_coefficient=0.0, minibatches=2, value_coefficient=0.0)
+    assert SEMANTICS.recipe(operator, settings).proximal
+    assert not SEMANTICS.recipe("critic_training", settings).proximal
+    given = {**rows, "proximal_logprobs": proximal}
+    # Both minibatches together, each a mean over its own tokens, see the same outputs.
+    found = train_once(SEMANTICS, operator, given, mask, heads(outputs, operator), settings, workload)
+    logprobs, advantages = outputs.logprobs.clone().requires_grad_(), found.prepared.rows["advantages"]
+    ratio = (logprobs - proximal).exp()
+    objective = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+    weights = (proximal - rows["actor_logprobs"]).exp().clamp(max=1.1)
+    expected = 0.0
+    for number in range(2):
+        part = mask & ((torch.arange(len(mask)) // workload.rollouts_per_prompt) % 2 == number)[:, None]
+        expected = expected - (weights * objective)[part].sum() / part.sum()
+    expected.backward()
+    assert sum(found.losses) == pytest.approx(float(expected))
+    torch.testing.assert_close(found.gradients["logprobs"], logprobs.grad)

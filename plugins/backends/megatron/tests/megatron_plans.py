@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
+from rpeg_plugin_megatron.flow import due_bytes
 from rpeg_plugin_megatron.messages import Done, Execute
 from rpeg_plugin_megatron.metrics import charged_bytes
 from rpeg_plugin_megatron.settings import Settings
@@ -196,6 +197,14 @@ def transfers(plan: Plan, results: Sequence[Ran]) -> dict[str, tuple[float, int]
                 found[1] += answer.bytes
                 found[2] += answer.wire_bytes
     return {
-        label: (charged_bytes(node, delivered, plan.rpeg.container(node.container).bytes), wire)
+        label: (
+            charged_bytes(
+                node,
+                delivered,
+                plan.rpeg.container(node.container).bytes,
+                due_bytes(node, plan.rpeg, plan.assignments, plan.workload),
+            ),
+            wire,
+        )
         for label, (node, delivered, wire) in sums.items()
     }

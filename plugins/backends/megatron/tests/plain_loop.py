@@ -8,6 +8,7 @@ spelling of parameters.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ from rpeg_core.ir import ContainerKind, Operator, Role, Rpeg
 from rpeg_core.planning.plan import Plan
 from rpeg_core.plugins.registry import Registry
 from rpeg_core.runtime.semantics import (
+    PROXIMAL_LOGPROBS,
     Content,
     Counts,
     ModelOutputs,
@@ -52,7 +54,7 @@ class Job:
     """What to run.
 
     Attributes:
-        graph: of one step, without staleness.
+        graph: of one step; its staleness says how old the weights are that generation and inference use.
         semantics, settings: of the algorithm.
         workload: of the experiment.
         data: rows, tokenizer and reward function.
@@ -99,6 +101,7 @@ def run(
 ) -> Outcome:
     """Run ``steps`` RL steps, fewer when ``after_step`` answers False."""
     models = {model.name: PlainModel(model.spec, job.weights(model.name)) for model in job.graph.models}
+    served = {name: _Versions(models[name], tau) for name, tau in job.graph.staleness.items()}
     optimizers = {
         operator.name: _Updates(models[operator.model], job.semantics.recipe(operator.name, job.settings))
         for operator in job.graph.operators
@@ -106,18 +109,44 @@ def run(
     }
     all_metrics, all_rows = [], []
     for step in range(steps):
-        runner = _Step(job, models, optimizers, step)
+        delayed = {name: versions.at(step) for name, versions in served.items()}
+        runner = _Step(job, models | delayed, optimizers, step)
         metrics = {}
         for operator in job.graph.operators:
             found = runner.execute(operator)
             if found:
-                metrics[operator.name] = found
+                metrics[operator.name] = found | _staleness(job.graph, operator, step)
+        for versions in served.values():
+            versions.trained()
         all_metrics.append(metrics)
         if keep_rows:
             all_rows.append(dict(runner.rows))
         if not after_step(step, metrics):
             break
     return Outcome(metrics=tuple(all_metrics), rows=tuple(all_rows), models=models)
+
+
+def _staleness(graph: Rpeg, operator: Operator, step: int) -> dict[str, float]:
+    """Step k trains version k; what it trains on was made with version max(0, k - tau)."""
+    serves = any(other.model == operator.model for other in graph.operators if other is not operator)
+    return {"staleness": float(min(step, graph.staleness[operator.model]))} if serves else {}
+
+
+class _Versions:
+    """All versions of a model in training, each a whole copy: what is served is explicitly delayed."""
+
+    def __init__(self, model: PlainModel, tau: int) -> None:
+        self._model, self._tau = model, tau
+        self._kept = [copy.deepcopy(model)] if tau else []
+
+    def at(self, step: int) -> PlainModel:
+        """Version max(0, step - tau); the newest is ``step``."""
+        return self._kept[max(0, step - self._tau)] if self._tau else self._model
+
+    def trained(self) -> None:
+        """The model has become the next version."""
+        if self._tau:
+            self._kept.append(copy.deepcopy(self._model))
 
 
 def job_of(plan: Plan, chosen: Settings) -> Job:
@@ -395,6 +424,9 @@ class _Step:
         _, mask = self._masks(given[trained])
         prepared = job.semantics.prepare(operator.name, given, mask, lambda x: x, job.settings, workload)
         given |= prepared.rows
+        if recipe.proximal:
+            with torch.no_grad():
+                given[PROXIMAL_LOGPROBS] = self._teacher_forced(updates.model, given[trained], entropy=False).logprobs
         sums: dict[str, float] = {}
         parts = minibatch_rows(workload.prompts, workload.rollouts_per_prompt, recipe.minibatches)
         for _, chosen in itertools.product(range(recipe.epochs), parts):

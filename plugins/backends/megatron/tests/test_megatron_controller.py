@@ -94,6 +94,7 @@ class Notes(list[Record]):
 def drive(crew: Script, *, steps: int = 2, pause_every: int | None = None, **options: object) -> Notes:
     notes = Notes()
     values = {
+        "due_bytes": lambda node: None,
         "checkpoint": lambda step, save: save(Path(f"/checkpoint-{step}")),
         "step_finished": lambda step, metrics: None,
         "cancelled": lambda: False,

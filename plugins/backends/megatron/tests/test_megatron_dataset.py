@@ -128,6 +128,22 @@ def test_files_and_settings_that_name_nothing_are_refused(tmp_path: Path) -> Non
         data_of(tmp_path, [""])
 
 
+def test_a_file_may_begin_with_a_mark_and_must_be_utf_8(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n{"prompt": "b"}\r\n')
+    assert sorted(data_of(tmp_path, data="rows.jsonl", prompts=2).dataset.batch(0, 0, 2).texts) == ["a", "b"]
+    path.write_bytes(b'{"prompt": "a"}\n\n{"prompt": "\xe9"}\n')
+    with pytest.raises(DataError, match=r"rows\.jsonl, line 3 is not UTF-8"):
+        data_of(tmp_path, data="rows.jsonl")
+
+
+def test_a_reward_that_nobody_named_is_asked_for(tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "answer": "b"}, {"prompt": "a"}]
+    assert data_of(tmp_path, rows[:1]).require_reward().path.endswith(":exact_match")
+    with pytest.raises(SettingsError, match="no reward function is named"):
+        data_of(tmp_path, rows).require_reward()
+
+
 @pytest.mark.parametrize(
     ("name", "solution"),
     [("copy", lambda x: x), ("reverse", lambda x: x[::-1]), ("sort", lambda x: "".join(sorted(x)))],
@@ -172,7 +188,10 @@ def test_built_in_rewards() -> None:
 
 
 def failing(prompt: str, response: str, row: Any) -> float:
-    return {"nan": float("nan"), "none": None, "raise": 1 / len(response)}[prompt]  # type: ignore[return-value]
+    if prompt == "exit":
+        raise SystemExit(2)
+    values = {"nan": float("nan"), "none": None, "raise": 1 / len(response), "large": 10**400, "fp32": 1e39}
+    return values[prompt]  # type: ignore[return-value]
 
 
 def test_a_reward_that_raises_or_is_no_number_names_the_response() -> None:
@@ -181,6 +200,9 @@ def test_a_reward_that_raises_or_is_no_number_names_the_response() -> None:
         ("raise", "", "raised ZeroDivisionError"),
         ("nan", "ab", "returned nan"),
         ("none", "ab", "returned None"),
+        ("large", "ab", "returned 1000"),
+        ("fp32", "ab", r"returned 1e\+39"),
+        ("exit", "ab", "raised SystemExit: 2"),
     ):
         with pytest.raises(ExecutionError, match=rf"reward mine:failing {expected}.*\n  prompt: '{prompt}'"):
             reward(prompt, response, {})
@@ -191,6 +213,7 @@ def test_a_reward_that_raises_or_is_no_number_names_the_response() -> None:
     [
         ("rpeg_plugin_megatron.rewards", "allowed: package.module:name"),
         ("no_such_module:f", "No module named 'no_such_module'"),
+        (".rewards:f", "allowed: package.module:name"),
         ("rpeg_plugin_megatron.rewards:nothing", "has no such name"),
         ("rpeg_plugin_megatron.rewards:_SIGNATURE", "is not a function"),
     ],
@@ -199,3 +222,20 @@ def test_a_reward_that_cannot_be_loaded_is_refused(path: str, expected: str) -> 
     with pytest.raises(SettingsError, match=expected):
         rewards.load_reward(path)
     assert task_named("copy").reward == "rpeg_plugin_megatron.rewards:matching_characters"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("raise KeyError('x')", r"importing mine raised KeyError: 'x'\n  at: .*mine\.py, line 1"),
+        ("def f(:", r"importing mine raised SyntaxError: .*mine\.py, line 1"),
+        ("import sys; sys.exit(3)", "importing mine raised SystemExit: 3"),
+    ],
+)
+def test_a_module_of_rewards_that_raises_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, expected: str
+) -> None:
+    (tmp_path / "mine.py").write_text(source + "\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(SettingsError, match=expected):
+        rewards.load_reward("mine:f")

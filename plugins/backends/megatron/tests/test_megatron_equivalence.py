@@ -150,7 +150,7 @@ DPO: dict[str, dict[str, Assignment]] = {
 }
 
 
-def plain(plan: Plan) -> plain_loop.Outcome:
+def plain(plan: Plan, steps: int = STEPS) -> plain_loop.Outcome:
     """The plain loop on the plan's experiment."""
     chosen, workload = settings(), plan.workload
     template = Registry().get("algorithm", plan.experiment.algorithm).record
@@ -178,7 +178,7 @@ def plain(plan: Plan) -> plain_loop.Outcome:
         sampling=Sampling(),
         seed=chosen.seed,
     )
-    return plain_loop.run(job, STEPS, keep_rows=True)
+    return plain_loop.run(job, steps, keep_rows=True)
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +196,8 @@ def oracle() -> Any:
 
 def relative(found: np.ndarray, expected: np.ndarray) -> float:
     """The largest difference, relative to the largest expected value."""
+    if found.size == expected.size == 0:  # what a length phase without a row made
+        return 0.0
     return float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-12))
 
 
@@ -214,7 +216,7 @@ def whole_weights(results: list[Ran], model: str, shapes: Mapping[str, tuple[int
 def check(plan: Plan, results: list[Ran], expected: plain_loop.Outcome) -> dict[str, float]:
     """The largest relative differences of a run's rows, metrics and weights from the plain loop's."""
     worst = {"rows": 0.0, "metrics": 0.0, "weights": 0.0}
-    for step in range(STEPS):
+    for step in range(len(expected.rows)):
         for container, wanted in expected.rows[step].items():
             if container in plan.rpeg.inputs:
                 continue
@@ -244,13 +246,13 @@ def check(plan: Plan, results: list[Ran], expected: plain_loop.Outcome) -> dict[
     return worst
 
 
-def check_transfers(plan: Plan, results: list[Ran]) -> None:
+def check_transfers(plan: Plan, results: list[Ran], steps: int = STEPS) -> None:
     """What was delivered is what lowering charges."""
     window = Window(plan.rpeg, plan.assignments, plan.workload, split_lengths=plan.options.split_lengths)
     measured = transfers(plan, results)
     planned = {
         node.label: node.payload_bytes
-        for step in range(STEPS)
+        for step in range(steps)
         for node in window.nodes(step)
         if node.container is not None
     }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
+import selectors
 import signal
 import subprocess
 import sys
@@ -18,6 +20,8 @@ from typing import Any
 import pytest
 from megatron_fake import FAKE, is_running, listening_ports, pids
 from megatron_plans import at, experiment, make_plan
+from rpeg_plugin_megatron.crew import Crew, _Member
+from rpeg_plugin_megatron.messages import Alive
 from rpeg_plugin_megatron.session import MegatronSession
 from rpeg_plugin_megatron.settings import Settings
 
@@ -114,6 +118,24 @@ def test_a_worker_that_raises_is_named_with_its_traceback(
     assert "it was running actor_training@1" in text
     assert 'raise ValueError("a made-up error")' in text
     check_the_end(plan, output, notes, error, 1)
+
+
+def test_a_worker_whose_words_are_unread_is_not_silent(plan: Plan, output: Path) -> None:
+    """After a pause of the controller (Ctrl-Z and fg), a wait that ran out meanwhile reads nothing."""
+    now = 0.0
+    session = MegatronSession(plan, Settings(heartbeat_timeout_s=3.0), worker=FAKE)
+    crew = Crew(session._crew(output)._launcher, plan, session._settings, FAKE, lambda: now)
+    here, there = multiprocessing.Pipe()
+    crew._members[0] = _Member(here, 1, "here", device="cpu")
+    now = 20.0
+    there.send(Alive(0))
+    crew._look_around()
+    assert not crew._lost
+    here.recv()
+    now = 40.0
+    crew._selector.register(here, selectors.EVENT_READ, 0)
+    crew._look_around()
+    assert crew._lost[0].reason == "it has been silent for 40.0 s"
 
 
 def test_a_frozen_worker_is_lost_when_it_has_been_silent_for_too_long(

@@ -29,6 +29,8 @@ from rpeg_core.errors import BackendError, ModelConfigError
 from rpeg_core.spec.model_configs import model_from_config
 from rpeg_core.spec.models import Head, ModelSpec
 
+WEIGHTS = "model.safetensors"
+
 COMMON: dict[str, Any] = {
     "vocab_size": 40,
     "hidden_size": 24,
@@ -193,6 +195,20 @@ def test_a_folder_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         read(Fragment("decoder.layers.0.mlp.router.weight", (4,), (0,), (4,)))
     with pytest.raises(BackendError, match="has no weights"):
         reader(tmp_path, spec)
+    index = tmp_path / "model.safetensors.index.json"
+    for text, expected in (
+        ("{", "index.json cannot be read: JSONDecodeError"),
+        ("{}", "index.json cannot be read: KeyError: 'weight_map'"),
+        ('{"weight_map": {"model.norm.weight": "lost.safetensors"}}', r"lost\.safetensors cannot be read"),
+    ):
+        index.write_text(text)
+        with pytest.raises(BackendError, match=expected):
+            reader(tmp_path, spec)(Fragment("decoder.final_layernorm.weight", (24,), (0,), (24,)))
+    index.unlink()
+    for content in (b"", b"version https://git-lfs.github.com/spec/v1", (tmp_path / "in" / WEIGHTS).read_bytes()[:200]):
+        (tmp_path / WEIGHTS).write_bytes(content)
+        with pytest.raises(BackendError, match=r"model\.safetensors cannot be read"):
+            reader(tmp_path, spec)
     with pytest.raises(
         BackendError, match=r"tensors are incomplete, first 'model\.embed_tokens\.weight': 480 of 960 elem"
     ):

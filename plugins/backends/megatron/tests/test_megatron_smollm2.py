@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from megatron_world import run_world
+from rpeg_plugin_megatron.dataset import Limits, open_data
 from rpeg_plugin_megatron.device import choose_device
 from rpeg_plugin_megatron.generate import generate
 from rpeg_plugin_megatron.groups import Place, build_groups
 from rpeg_plugin_megatron.huggingface import export, reader
 from rpeg_plugin_megatron.initial import fill
 from rpeg_plugin_megatron.model import build_shard
-from rpeg_plugin_megatron.rows import join, left_pad, position_ids, prompt_mask, response_mask, row_mask
+from rpeg_plugin_megatron.rows import join, left_pad, position_ids, prompt_mask, response_mask, right_pad, row_mask
 from rpeg_plugin_megatron.sampling import Sampling
 from rpeg_plugin_megatron.tokenizer import load_tokenizer
 from safetensors.torch import load_file
@@ -149,6 +151,30 @@ def test_weights_tokens_and_logprobs_are_those_of_transformers(
     text = AutoTokenizer.from_pretrained(out).decode(tokens[0], skip_special_tokens=True)
     assert text == load_tokenizer(folder).decode(tokens[0].tolist())
     assert "Paris" in text
+
+
+def test_the_example_reads_its_data(folder: Path) -> None:
+    example = Path(__file__).parents[4] / "examples" / "smollm2"
+    experiment = yaml.safe_load((example / "grpo-arithmetic.yaml").read_text(encoding="utf-8"))
+    workload, settings = experiment["workload"], experiment["settings"]["megatron"]
+    data = open_data(
+        data=settings["data"],
+        task=None,
+        tokenizer=str(folder),
+        chat_template=False,
+        reward=None,
+        seed=0,
+        prompts=workload["prompts"],
+        limits=Limits(prompt_tokens=workload["prompt_tokens"], response_tokens=workload["response_tokens"]),
+        pairs=False,
+        base_dir=example,
+    )
+    batch = data.dataset.batch(0, 0, 12)
+    right = [data.tokenizer.encode(row["answer"]) for row in batch.rows]
+    wrong = [[*tokens, *tokens] for tokens in right]
+    end, length = data.tokenizer.end_id, workload["response_tokens"]
+    assert data.rewards(batch, right_pad([[*tokens, end] for tokens in right], length, end), 1).tolist() == [1.0] * 12
+    assert data.rewards(batch, right_pad(wrong, length, end), 1).tolist() == [0.0] * 12
 
 
 def test_a_pipeline_and_a_split_over_three_ranks_choose_the_same_tokens(folder: Path, prompts: torch.Tensor) -> None:

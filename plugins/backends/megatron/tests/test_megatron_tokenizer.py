@@ -110,3 +110,16 @@ def test_a_folder_without_a_tokenizer_or_an_end_is_refused(folder: Path, tmp_pat
     (folder / "tokenizer.json").write_text("[]", encoding="utf-8")
     with pytest.raises(BackendError, match=r"tokenizer\.json cannot be read"):
         load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("template", ["{% for %}", "{{ 5 + messages[0].content }}", "{{ messages[3].content }}"])
+def test_a_template_that_cannot_be_rendered_is_named(folder: Path, template: str) -> None:
+    (folder / "chat_template.jinja").write_text(template)
+    with pytest.raises(BackendError, match=r"the chat template of .* cannot render"):
+        load_tokenizer(folder).chat([{"role": "user", "content": "what"}])
+
+
+def test_ids_of_end_tokens_are_numbers(folder: Path) -> None:
+    for value in ("5", ["5"], True):
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+        assert load_tokenizer(folder).end_ids == (1,)

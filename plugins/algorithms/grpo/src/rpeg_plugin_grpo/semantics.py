@@ -9,8 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from rpeg_core.runtime.losses import clipped_policy_loss, group_advantages, kl_estimate, mean_over, token_mean
-from rpeg_core.runtime.semantics import Content, Counts, LossParts, ModelOutputs, Prepared, Recipe
+from rpeg_core.runtime.losses import (
+    behaviour_weights,
+    clipped_policy_loss,
+    group_advantages,
+    kl_estimate,
+    mean_over,
+    token_mean,
+)
+from rpeg_core.runtime.semantics import (
+    PROXIMAL_LOGPROBS,
+    Content,
+    Counts,
+    LossParts,
+    ModelOutputs,
+    Prepared,
+    Recipe,
+)
 from rpeg_plugin_grpo.settings import Settings
 
 if TYPE_CHECKING:
@@ -33,8 +48,8 @@ class GrpoSemantics:
     }
 
     def recipe(self, operator: str, settings: Settings) -> Recipe:
-        """Entropy only where it counts."""
-        return settings.recipe(entropy=settings.entropy_coefficient != 0.0)
+        """Entropy and the proximal policy only where they count."""
+        return settings.recipe(entropy=settings.entropy_coefficient != 0.0, proximal=settings.reads_proximal)
 
     def prepare(
         self,
@@ -70,13 +85,31 @@ class GrpoSemantics:
         counts: Counts,
         settings: Settings,
     ) -> LossParts:
-        """The clipped surrogate, plus the KL divergence, minus the entropy where it has a weight."""
+        """The clipped surrogate, plus the KL divergence, minus the entropy where it has a weight.
+
+        The surrogate is decoupled where the settings say so: ``actor_logprobs`` are those of the version that
+        generated, which then only weigh the tokens.
+        """
         logprobs, old = outputs.logprobs, rows["actor_logprobs"]
+        correction: dict[str, torch.Tensor] = {}
+        weights = None
+        if settings.decoupled:
+            behaviour, old = old, rows.get(PROXIMAL_LOGPROBS, logprobs.detach())
+            weights, capped = behaviour_weights(
+                old, behaviour, cap=settings.weight_cap, beyond=settings.weight_beyond_cap
+            )
+            correction = {
+                "behaviour_weight": mean_over(weights, mask, counts, "token-mean"),
+                "behaviour_capped": mean_over(capped.to(old.dtype), mask, counts, "token-mean"),
+                "behaviour_change": mean_over(kl_estimate(behaviour, old, "k1"), mask, counts, "token-mean"),
+            }
         per_token, clipped = clipped_policy_loss(
             logprobs, old, rows["advantages"][:, None], low=settings.clip, high=settings.clip_upper
         )
+        if weights is not None:
+            per_token = weights * per_token
         loss = mean_over(per_token, mask, counts, settings.aggregation)
-        metrics = {
+        metrics = correction | {
             "policy_loss": loss.detach(),
             "clip_fraction": mean_over(clipped.to(old.dtype), mask, counts, "token-mean"),
             "policy_change": mean_over(kl_estimate(old, logprobs.detach(), "k1"), mask, counts, "token-mean"),

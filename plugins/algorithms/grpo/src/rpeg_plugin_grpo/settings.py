@@ -10,13 +10,13 @@ import attrs
 
 from rpeg_core import setting
 from rpeg_core.runtime.losses import Aggregation, KlEstimator
-from rpeg_core.runtime.semantics import UpdateSettings
+from rpeg_core.runtime.semantics import PolicySettings
 
 __all__ = ["Settings"]
 
 
 @attrs.frozen(kw_only=True)
-class Settings(UpdateSettings):
+class Settings(PolicySettings):
     """Settings of ``grpo``."""
 
     explicit_rollout_edges: bool = setting(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rpeg_core.runtime.losses import (
+    behaviour_weights,
     clipped_policy_loss,
     clipped_value_loss,
     gae_advantages,
@@ -21,7 +22,15 @@ from rpeg_core.runtime.losses import (
     token_mean,
     whiten,
 )
-from rpeg_core.runtime.semantics import Content, Counts, LossParts, ModelOutputs, Prepared, Recipe
+from rpeg_core.runtime.semantics import (
+    PROXIMAL_LOGPROBS,
+    Content,
+    Counts,
+    LossParts,
+    ModelOutputs,
+    Prepared,
+    Recipe,
+)
 from rpeg_plugin_ppo.settings import Settings
 
 if TYPE_CHECKING:
@@ -45,10 +54,10 @@ class PpoSemantics:
     }
 
     def recipe(self, operator: str, settings: Settings) -> Recipe:
-        """A critic of its own has its own learning rate and no entropy."""
+        """A critic of its own has its own learning rate and neither entropy nor a policy."""
         if operator == "critic_training":
             return settings.recipe(learning_rate=settings.critic_learning_rate)
-        return settings.recipe(entropy=settings.entropy_coefficient != 0.0)
+        return settings.recipe(entropy=settings.entropy_coefficient != 0.0, proximal=settings.reads_proximal)
 
     def prepare(
         self,
@@ -111,11 +120,23 @@ def _policy_loss(
     settings: Settings,
 ) -> LossParts:
     logprobs, old = outputs.logprobs, rows["actor_logprobs"]
+    correction: dict[str, torch.Tensor] = {}
+    weights = None
+    if settings.decoupled:  # actor_logprobs are those of the version that generated: they only weigh the tokens
+        behaviour, old = old, rows.get(PROXIMAL_LOGPROBS, logprobs.detach())
+        weights, capped = behaviour_weights(old, behaviour, cap=settings.weight_cap, beyond=settings.weight_beyond_cap)
+        correction = {
+            "behaviour_weight": mean_over(weights, mask, counts, "token-mean"),
+            "behaviour_capped": mean_over(capped.to(old.dtype), mask, counts, "token-mean"),
+            "behaviour_change": mean_over(kl_estimate(behaviour, old, "k1"), mask, counts, "token-mean"),
+        }
     per_token, clipped = clipped_policy_loss(
         logprobs, old, rows["advantages"], low=settings.clip, high=settings.clip_upper
     )
+    if weights is not None:
+        per_token = weights * per_token
     loss = mean_over(per_token, mask, counts, settings.aggregation)
-    metrics = {
+    metrics = correction | {
         "policy_loss": loss.detach(),
         "clip_fraction": mean_over(clipped.to(old.dtype), mask, counts, "token-mean"),
         "policy_change": mean_over(kl_estimate(old, logprobs.detach(), "k1"), mask, counts, "token-mean"),

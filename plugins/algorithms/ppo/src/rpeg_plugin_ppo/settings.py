@@ -12,13 +12,13 @@ import attrs
 
 from rpeg_core import setting
 from rpeg_core.runtime.losses import Aggregation, KlEstimator
-from rpeg_core.runtime.semantics import UpdateSettings
+from rpeg_core.runtime.semantics import PolicySettings
 
 __all__ = ["Settings"]
 
 
 @attrs.frozen(kw_only=True)
-class Settings(UpdateSettings):
+class Settings(PolicySettings):
     """Settings of ``ppo``."""
 
     explicit_rollout_edges: bool = setting(

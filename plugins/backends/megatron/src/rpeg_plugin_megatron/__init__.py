@@ -15,6 +15,7 @@ from rpeg_plugin_megatron.settings import Settings
 if TYPE_CHECKING:
     from rpeg_core.calibration.measurements import CalibrationRequest, Measurements
     from rpeg_core.planning.plan import Plan
+    from rpeg_core.runtime.lengths import LengthsRequest
 
 __all__ = ["MEGATRON", "Settings", "rpeg_backends"]
 
@@ -31,10 +32,17 @@ def _open(plan: Plan, settings: Any) -> Any:
     return open_session(plan, settings)
 
 
+<<<<<<< HEAD
 def _calibrate(request: CalibrationRequest) -> Measurements:
     from rpeg_plugin_megatron.calibrate import measure
 
     return measure(request)
+=======
+def _profile(request: LengthsRequest, settings: Any) -> None:
+    from rpeg_plugin_megatron.lengths import profile_lengths
+
+    profile_lengths(request, settings)
+>>>>>>> main
 
 
 MEGATRON = BackendSpec(
@@ -43,7 +51,11 @@ MEGATRON = BackendSpec(
     can=frozenset({"execute"}),
     probe=_probe,
     open=_open,
+<<<<<<< HEAD
     calibrate=_calibrate,
+=======
+    profile=_profile,
+>>>>>>> main
     settings=Settings,
 )
 

@@ -148,7 +148,11 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, pickle.UnpicklingError) as error:
-        raise BackendError(f"cannot read the checkpoint {path}", facts=[str(error).partition("\n")[0]]) from error
+        raise BackendError(
+            f"cannot read the checkpoint {path}",
+            facts=[str(error).partition("\n")[0]],
+            hint=f"delete {path.parents[1]}; --resume then goes on from the checkpoint before, if there is one",
+        ) from error
     if state.get("schema") != SCHEMA:
         raise BackendError(f"the checkpoint {path} has schema {state.get('schema')!r}", facts=[f"allowed: {SCHEMA}"])
     return state

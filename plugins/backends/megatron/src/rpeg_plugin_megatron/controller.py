@@ -75,6 +75,7 @@ class Controller:
         crew: ready.
         journal: gets the records.
         metrics: collects what nodes report.
+        due_bytes: of the whole rows that the transfer of a length phase delivers, None for any other node.
         clock: monotonic, in seconds.
         checkpoint: ``checkpoint(step, save)``: have the workers write a checkpoint with ``save(folder)``.
         step_finished: told of each complete step, in order.
@@ -92,6 +93,7 @@ class Controller:
         crew: Crew,
         journal: Journal,
         metrics: StepMetrics,
+        due_bytes: Callable[[Node], int | None],
         clock: Callable[[], float],
         checkpoint: Callable[[int, Callable[[Path], None]], None],
         step_finished: Callable[[int, Mapping[str, float]], None],
@@ -101,6 +103,7 @@ class Controller:
     ) -> None:
         self._engine, self._window, self._steps, self._crew = engine, window, steps, crew
         self._journal, self._metrics, self._clock = journal, metrics, clock
+        self._due_bytes = due_bytes
         self._bytes = {container.name: container.bytes for container in window.rpeg.containers}
         self._checkpoint, self._step_finished = checkpoint, step_finished
         self._cancelled, self._status, self._limit_s = cancelled, status, limit_s
@@ -206,6 +209,7 @@ class Controller:
                         raise ExecutionError(
                             f"the worker of GPU {rank} was lost when it was to {what}: {reason}",
                             facts=[f"folder: {folder}", *self._crew.last_words(rank, report.lines)],
+                            hint=None if report.error is None else report.error.hint,
                         )
             if self._clock() - begin > self._limit_s:
                 raise ExecutionError(
@@ -254,7 +258,7 @@ class Controller:
         reports = [running.reports[rank] for rank in sorted(running.ranks)]
         if node.source is not None:
             delivered = sum(report.bytes for report in reports)
-            charged = charged_bytes(node, delivered, self._bytes[node.container or ""])
+            charged = charged_bytes(node, delivered, self._bytes[node.container or ""], self._due_bytes(node))
             wire = float(sum(report.wire_bytes for report in reports))
             self._journal.write(Transferred(now, node.index, charged, wire))
         self._journal.write(Ended(now, node.index))

@@ -251,7 +251,8 @@ class Crew:
         for rank, words in self._launcher.ended().items():
             self._lose(Lost(rank, words))
         for rank, member in self._members.items():
-            if member.device is not None and now - member.heard_s > limit_s:
+            silent = member.device is not None and now - member.heard_s > limit_s
+            if silent and not member.connection.poll():  # unread words: it was this process that paused
                 self._lose(Lost(rank, f"it has been silent for {now - member.heard_s:.1f} s"))
 
     def _lose(self, lost: Lost) -> None:

@@ -76,6 +76,23 @@ class Data:
     tokenizer: Tokenizer
     reward: Reward | None
 
+    def require_reward(self) -> Reward:
+        """The function that scores responses.
+
+        Raises:
+            SettingsError: none is named.
+        """
+        if self.reward is None:
+            raise SettingsError(
+                "no reward function is named",
+                facts=[
+                    "needed by: an algorithm whose reward is a function",
+                    "default: exact_match, where all rows of megatron.data have an 'answer'",
+                ],
+                hint="set megatron.reward to package.module:name",
+            )
+        return self.reward
+
     def rewards(self, batch: Batch, responses: torch.Tensor, rollouts: int) -> torch.Tensor:
         """Scores of responses to the prompts of a batch.
 
@@ -91,17 +108,12 @@ class Data:
             SettingsError: no reward function is named.
             ExecutionError: the function raised or returned no finite number.
         """
-        if self.reward is None:
-            raise SettingsError(
-                "no reward function is named",
-                facts=["needed by: an algorithm whose reward is a function"],
-                hint="set megatron.reward to package.module:name",
-            )
+        reward = self.require_reward()
         scores = []
         for index, response in enumerate(responses.cpu()):
             prompt = index // rollouts
             text = self.tokenizer.decode(rows_of.strip_response(response, self.tokenizer.end_ids))
-            scores.append(self.reward(batch.texts[prompt], text, batch.rows[prompt]))
+            scores.append(reward(batch.texts[prompt], text, batch.rows[prompt]))
         return torch.tensor(scores, dtype=torch.float32)
 
 
@@ -194,9 +206,15 @@ class FileDataset:
             DataError: the file or one of its lines cannot be used; file, line and what is allowed are named.
         """
         try:
-            content = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"cannot read {path}: {error}", hint="megatron.data names a JSONL file in UTF-8") from error
+            content = path.read_bytes().decode("utf-8-sig")  # spreadsheets and Windows begin files with a mark
+        except OSError as error:
+            problem = error.strerror or str(error)
+            raise DataError(f"cannot read {path}: {problem}", hint="megatron.data names a JSONL file") from error
+        except UnicodeDecodeError as error:
+            line = error.object.count(b"\n", 0, error.start) + 1
+            raise DataError(
+                f"{path}, line {line} is not UTF-8: {error.reason}", facts=["allowed: a JSONL file in UTF-8"]
+            ) from error
         lines = []
         for number, text in enumerate(content.split("\n"), start=1):
             if text.strip():
@@ -292,7 +310,7 @@ class _LineReader:
     def read(self, text: str, pairs: bool) -> _Line:
         try:
             row = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._error(f"is not JSON: {error}", "a JSON object on one line") from error
         if not isinstance(row, dict):
             raise self._error(f"is {_kind(row)}", "a JSON object")

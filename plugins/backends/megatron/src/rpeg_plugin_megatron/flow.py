@@ -18,15 +18,15 @@ from collections.abc import Iterator, Sequence
 import attrs
 
 from rpeg_core.errors import ExecutionError
-from rpeg_core.ir import ContainerKind, Role
-from rpeg_core.passes.lower import Node, NodeKind, split_operators
+from rpeg_core.ir import ContainerKind, Role, Rpeg
+from rpeg_core.passes.lower import Node, NodeKind
 from rpeg_core.planning.assignment import ExecutionPlan
-from rpeg_core.planning.plan import Plan
 from rpeg_core.runtime.window import StepShape, Window
 from rpeg_core.spec.machine import Allocation
+from rpeg_core.spec.workload import Workload
 from rpeg_plugin_megatron.places import Place
 
-__all__ = ["Cargo", "Flow", "Rows", "phases_problem"]
+__all__ = ["Cargo", "Flow", "Rows", "due_bytes", "part_rows"]
 
 
 @attrs.frozen
@@ -241,20 +241,29 @@ class _Step:
         )
 
 
-def phases_problem(plan: Plan) -> str | None:
-    """Why the length phases of a plan cannot be executed, None when they can: each is a whole number of rows."""
-    split = split_operators(plan.rpeg, plan.assignments, plan.workload.phases) if plan.options.split_lengths else ()
-    for operator in sorted(split, key=plan.rpeg.index):
-        if plan.rpeg.operator(operator).role is Role.GENERATION:
-            local = plan.workload.sequences // plan.assignments[operator].layout.data
-            for phase in plan.workload.phases:
-                rows = phase.finishing * local
-                if abs(rows - round(rows)) > 1e-6:
-                    return (
-                        f"length phase {phase.index} of {operator!r} is {rows:.6g} of the {local} rows of a replica; "
-                        "allowed: fractions of workload.response_lengths that are whole rows"
-                    )
-    return None
+def part_rows(workload: Workload, phase: int, replicas: int) -> int:
+    """How many rows of each of ``replicas`` replicas finish in a length phase: the cumulative fractions, rounded.
+
+    So all phases together have every row once, and each is within one row of its share; it may be none at all.
+    """
+    local = workload.sequences // replicas
+    done = [0.0, *(1.0 - later.alive for later in workload.phases[1:]), 1.0]
+    return round(done[phase + 1] * local) - round(done[phase] * local)
+
+
+def due_bytes(node: Node, rpeg: Rpeg, assignments: ExecutionPlan, workload: Workload) -> int | None:
+    """What the transfer of a length phase delivers: the bytes of its whole rows; None for any other node."""
+    if node.phase is None or node.container is None:
+        return None
+    (replicas,) = {
+        assignments[edge.source].layout.data
+        for edge in rpeg.data_edges
+        if edge.target == node.operator
+        and edge.container == node.container
+        and assignments[edge.source].allocation == node.source
+    }
+    rows = replicas * part_rows(workload, node.phase, replicas)
+    return rows * (rpeg.container(node.container).bytes // workload.sequences)
 
 
 def _only(rows: Rows, part: int) -> Rows:

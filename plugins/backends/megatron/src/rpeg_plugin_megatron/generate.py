@@ -15,7 +15,7 @@ microbatch whose rows are all finished is not decoded any further.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 import numpy as np
@@ -133,20 +133,37 @@ class Decoding:
         ]
 
     @property
+    def response_tokens(self) -> int:
+        """Lr."""
+        return self._response_tokens
+
+    @property
     def finished(self) -> np.ndarray:
         """Which rows have an end token; bool [n]."""
         return self._finished.numpy()
 
-    def advance(self, stop: int) -> None:
-        """Decode until every row has ``stop`` response tokens or is finished; all ranks of the replica call this."""
+    def advance(self, stop: int, until: Callable[[], bool] | None = None) -> None:
+        """Decode until every row has ``stop`` response tokens or is finished; all ranks of the replica call this.
+
+        End before that once ``until`` says so, which is asked before every token step about what :attr:`finished` is
+        then; in a pipeline that lags a token behind, on all ranks alike.
+        """
         with torch.no_grad():
             for _ in range(self._decoded(), min(stop, self._response_tokens)):
+                if until is not None and self._ended(until):
+                    break
                 for microbatch in self._microbatches:
                     self._hear(microbatch)
                     if not microbatch.done:
                         self._step(microbatch)
             for microbatch in self._microbatches:
                 self._hear(microbatch)
+
+    def _ended(self, until: Callable[[], bool]) -> bool:
+        if self._shard.groups.place.layout.pipeline == 1:  # nothing is worked on meanwhile that hearing would hold up
+            for microbatch in self._microbatches:
+                self._hear(microbatch)
+        return until()
 
     def result(self) -> Generated:
         """The responses so far."""

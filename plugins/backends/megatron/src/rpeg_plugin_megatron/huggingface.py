@@ -21,7 +21,7 @@ from typing import Any
 
 import attrs
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from rpeg_core.errors import BackendError, ModelConfigError
@@ -154,7 +154,7 @@ def reader(
     def stored(name: str) -> Any:
         """The tensor in its file; a file is opened once, which reads its header."""
         if files[name] not in opened:
-            opened[files[name]] = safe_open(files[name], framework="pt")
+            opened[files[name]] = _open(files[name])
         return opened[files[name]].get_slice(name)
 
     def read(fragment: Fragment) -> torch.Tensor:
@@ -173,8 +173,14 @@ def _index(folder: Path) -> Mapping[str, Path]:
     """The file that holds each tensor."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        weights = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return {name: folder / file for name, file in weights.items()}
+        try:
+            weights = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            return {name: folder / file for name, file in weights.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            problem = f"{type(error).__name__}: {error}"
+            raise BackendError(
+                f"{index} cannot be read: {problem}", facts=["expected: a JSON object with weight_map"]
+            ) from error
     single = folder / "model.safetensors"
     if not single.is_file():
         raise BackendError(
@@ -182,8 +188,19 @@ def _index(folder: Path) -> Mapping[str, Path]:
             facts=["allowed: a folder with model.safetensors, or with model.safetensors.index.json and its files"],
             hint="save the model with transformers' save_pretrained",
         )
-    with safe_open(single, framework="pt") as opened:
+    with _open(single) as opened:
         return dict.fromkeys(opened.keys(), single)
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise BackendError(
+            f"{path} cannot be read: {error}",
+            facts=["expected: a safetensors file"],
+            hint="is it complete, and not the pointer that git without LFS leaves in its place?",
+        ) from error
 
 
 def _stored_name(piece: Piece, files: Mapping[str, Path], folder: Path, fragment: Fragment) -> str:

@@ -16,6 +16,7 @@ import attrs
 from rpeg_core.errors import RpegError
 from rpeg_core.passes.lower import Node
 from rpeg_core.planning.plan import Plan
+from rpeg_core.runtime.lengths import Response
 from rpeg_core.runtime.protocol import Artifact
 from rpeg_plugin_megatron.settings import Settings
 
@@ -29,6 +30,7 @@ __all__ = [
     "Failed",
     "FromWorker",
     "Hello",
+    "Measured",
     "Ready",
     "Rendezvous",
     "Restore",
@@ -159,6 +161,13 @@ class Done:
     bytes: int = 0
     wire_bytes: int = 0
     metrics: Mapping[str, float] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
+class Measured(Done):
+    """A worker that measures the lengths of responses generated some: those of its replica, from its first rank."""
+
+    responses: tuple[Response, ...]
 
 
 @attrs.frozen

@@ -35,20 +35,21 @@ FLUSH_S = 10
 """How often TensorBoard's writer, which has a thread of its own, writes what it was given."""
 
 
-def charged_bytes(node: Node, delivered_bytes: int, container_bytes: int) -> float:
+def charged_bytes(node: Node, delivered_bytes: int, container_bytes: int, due_bytes: int | None = None) -> float:
     """What lowering charges for a transfer that delivered ``delivered_bytes`` of unique payload over all its ranks.
 
     Weights that go to partly the same GPUs are charged for the share of the larger allocation that does not overlap
     (model.md, section 2, stage 4); a rank routes what its new shard lacks, which depends on the layouts. The part of a
-    length phase is a fraction in floating point; its whole rows are charged as that. Everything else is charged as it
-    is.
+    length phase is a fraction of the rows; when exactly the whole rows that stand for it arrived, that is charged.
+    Everything else is charged as it is.
 
     Args:
         node: the transfer.
         delivered_bytes: the sum over the ranks; ``container_bytes`` when all of the container arrived.
         container_bytes: of the whole container.
+        due_bytes: of the whole rows of a length phase, see :func:`rpeg_plugin_megatron.flow.due_bytes`.
     """
-    if node.phase is not None and delivered_bytes == round(node.payload_bytes):
+    if due_bytes is not None and delivered_bytes == due_bytes:
         return node.payload_bytes
     if node.kind is not NodeKind.COMM or node.model is None or node.source is None:
         return float(delivered_bytes)

@@ -19,6 +19,7 @@ from rpeg_core.errors import ExecutionError
 from rpeg_core.ir import ContainerKind, Operator, Role, Rpeg
 from rpeg_core.passes.lower import Node
 from rpeg_core.runtime.semantics import (
+    PROXIMAL_LOGPROBS,
     Content,
     Counts,
     LossParts,
@@ -31,10 +32,11 @@ from rpeg_core.spec.workload import Workload
 from rpeg_plugin_megatron import forward
 from rpeg_plugin_megatron import rows as rows_of
 from rpeg_plugin_megatron.dataset import Batch, Data
+from rpeg_plugin_megatron.flow import part_rows
 from rpeg_plugin_megatron.generate import Decoding
 from rpeg_plugin_megatron.groups import PlaceGroups
 from rpeg_plugin_megatron.model import ModelShard
-from rpeg_plugin_megatron.regroup import RowShape, home_rows, part_rows
+from rpeg_plugin_megatron.regroup import RowShape, home_rows
 from rpeg_plugin_megatron.sampling import Sampling
 from rpeg_plugin_megatron.store import RowsValue
 from rpeg_plugin_megatron.train import Trainer
@@ -141,12 +143,12 @@ class Operators:
             )
             self._decodings[key] = _Phased(decoding, prompts.repeat_interleave(rollouts, dim=0))
         phased = self._decodings[key]
-        chosen = None
+        chosen, last = None, node.phase in (None, len(workload.phases) - 1)
         if node.phase is None:
             phased.decoding.advance(workload.response_tokens)
         else:
-            chosen = phased.finish(part_rows(workload, node.phase, groups.place.layout.data), workload, node.phase)
-        if node.phase in (None, len(workload.phases) - 1):
+            chosen = phased.finish(part_rows(workload, node.phase, groups.place.layout.data), last)
+        if last:
             del self._decodings[key]
         made, numbers = phased.decoding.result(), None
         tokens = rows_of.join(phased.prompts.to(made.tokens.device), made.tokens)
@@ -227,6 +229,14 @@ class Operators:
 
         prepared = semantics.prepare(operator.name, rows, mask, total, job.settings, workload)
         rows |= prepared.rows
+        if recipe.proximal:
+            found = forward.infer(
+                trainer.shard,
+                sequences,
+                microbatches=_divisor(len(sequences), node.microbatches),
+                temperature=job.sampling.logprob_temperature,
+            )
+            rows[PROXIMAL_LOGPROBS] = found.logprobs
         first, last = home_rows(workload.sequences, groups.place, groups.rank)
         rollouts = workload.rollouts_per_prompt
         parts = minibatch_rows((last - first) // rollouts, rollouts, recipe.minibatches, first_prompt=first // rollouts)
@@ -312,18 +322,20 @@ class _Phased:
     prompts: Tensor
     taken: set[int] = attrs.field(factory=set)
 
-    def finish(self, count: int, workload: Workload, phase: int) -> Tensor:
-        """Decode until ``count`` more rows are finished, to the phase's last token at least; their numbers here.
+    def finish(self, count: int, last: bool) -> Tensor:
+        """Decode until ``count`` more rows are finished; their numbers here. The last phase has all that are left.
 
-        A phase ends when its share of the rows is there, whatever length the workload expected.
+        A phase ends when its share of the rows is there, sooner or later than the workload expected; at the longest
+        response, rows that never end count as finished.
         """
-        stop = workload.phases[phase].last_token
-        self.decoding.advance(stop)
-        while stop < workload.response_tokens and len(self._finished()) < count:
-            stop += 1
-            self.decoding.advance(stop)
         left = [row for row in range(len(self.prompts)) if row not in self.taken]
-        chosen = (self._finished() if stop < workload.response_tokens else left)[:count]
+        if last:
+            self.decoding.advance(self.decoding.response_tokens)
+        else:
+            self.decoding.advance(self.decoding.response_tokens, until=lambda: len(self._finished()) >= count)
+            finished = self._finished()
+            left = finished if len(finished) >= count else [*finished, *(row for row in left if row not in finished)]
+        chosen = sorted(left[:count])
         self.taken.update(chosen)
         return torch.tensor(chosen, dtype=torch.int64)
 

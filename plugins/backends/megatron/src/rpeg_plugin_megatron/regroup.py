@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from rpeg_core.spec.workload import Workload
-from rpeg_plugin_megatron.flow import Rows
+from rpeg_plugin_megatron.flow import Rows, part_rows
 from rpeg_plugin_megatron.places import Place
 from rpeg_plugin_megatron.shards import Fragment
 from rpeg_plugin_megatron.store import RowsValue
 from rpeg_plugin_megatron.transfer import Route, move, route
 
-__all__ = ["RowMover", "RowShape", "Shipped", "home_rows", "part_rows"]
+__all__ = ["RowMover", "RowShape", "Shipped", "home_rows"]
 
 Span = tuple[int, int]
 
@@ -56,13 +56,6 @@ def home_rows(rows: int, place: Place, rank: int) -> Span:
     share = rows // place.layout.data
     start = place.coordinates(rank).dp * share
     return start, start + share
-
-
-def part_rows(workload: Workload, phase: int, replicas: int) -> int:
-    """How many rows of each of ``replicas`` replicas finish in a length phase: the cumulative fractions, rounded."""
-    local = workload.sequences // replicas
-    done = [0.0, *(1.0 - later.alive for later in workload.phases[1:]), 1.0]
-    return round(done[phase + 1] * local) - round(done[phase] * local)
 
 
 class RowMover:

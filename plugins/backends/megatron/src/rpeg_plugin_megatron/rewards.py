@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 import re
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ from rpeg_core.errors import ExecutionError, SettingsError
 __all__ = ["Reward", "exact_match", "last_number", "load_reward", "matching_characters"]
 
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
+_LARGEST = 3.4028234e38  # of fp32, in which scores are kept
 _SIGNATURE = "function(prompt: str, response: str, row: Mapping) -> float"
 
 
@@ -42,19 +44,19 @@ class Reward:
         """
         try:
             value = self.function(prompt, response, row)
-        except Exception as error:  # the user's code may raise anything
+        except (Exception, SystemExit) as error:  # the user's code may raise anything
             raise ExecutionError(
                 f"reward {self.path} raised {type(error).__name__}: {error}",
-                facts=[f"prompt: {prompt!r}", f"response: {response!r}"],
+                facts=[f"prompt: {prompt!r}", f"response: {response!r}", *_place(error)],
             ) from error
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
-        if not math.isfinite(number):
+        if not abs(number) <= _LARGEST:
             raise ExecutionError(
                 f"reward {self.path} returned {value!r}",
-                facts=[f"prompt: {prompt!r}", f"response: {response!r}", "allowed: a finite number"],
+                facts=[f"prompt: {prompt!r}", f"response: {response!r}", "allowed: a finite number (fp32)"],
             )
         return number
 
@@ -66,7 +68,7 @@ def load_reward(path: str) -> Reward:
         SettingsError: the text has another form, the module cannot be imported, or it has no such function.
     """
     module_name, colon, name = path.partition(":")
-    if not (colon and module_name and name):
+    if not (colon and name and all(module_name.split("."))):
         raise SettingsError(
             f"megatron.reward is {path!r}", facts=["allowed: package.module:name", f"signature: {_SIGNATURE}"]
         )
@@ -78,6 +80,11 @@ def load_reward(path: str) -> Reward:
             facts=["allowed: package.module:name of an importable module"],
             hint="install the package, or add its folder to PYTHONPATH",
         ) from error
+    except (Exception, SystemExit) as error:  # the user's module may raise anything
+        raise SettingsError(
+            f"megatron.reward is {path!r}: importing {module_name} raised {type(error).__name__}: {error}",
+            facts=_place(error),
+        ) from error
     function = getattr(module, name, None)
     if not callable(function):
         what = "has no such name" if function is None else "is not a function"
@@ -85,6 +92,13 @@ def load_reward(path: str) -> Reward:
             f"megatron.reward is {path!r}: {module_name}.{name} {what}", facts=[f"signature: {_SIGNATURE}"]
         )
     return Reward(path, function)
+
+
+def _place(error: BaseException) -> list[str]:
+    """Where the user's code raised, when it was there."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    inside = frame.filename != __file__ and not frame.filename.startswith("<")
+    return [f"at: {frame.filename}, line {frame.lineno}"] if inside else []
 
 
 def exact_match(prompt: str, response: str, row: Mapping[str, Any]) -> float:

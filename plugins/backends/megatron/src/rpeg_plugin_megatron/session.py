@@ -19,6 +19,7 @@ from rpeg_core.runtime.window import Window
 from rpeg_plugin_megatron.checkpoints import Checkpoints, Found
 from rpeg_plugin_megatron.controller import INTERRUPTED, Controller
 from rpeg_plugin_megatron.crew import Crew
+from rpeg_plugin_megatron.flow import due_bytes
 from rpeg_plugin_megatron.launcher import launcher_for
 from rpeg_plugin_megatron.metrics import MetricsFiles, StepMetrics
 from rpeg_plugin_megatron.settings import Settings
@@ -92,6 +93,7 @@ class MegatronSession:
                     crew=crew,
                     journal=journal,
                     metrics=StepMetrics(plan.workload.tokens_per_step),
+                    due_bytes=lambda node: due_bytes(node, plan.rpeg, plan.assignments, plan.workload),
                     clock=time.monotonic,
                     checkpoint=_saver(checkpoints, request.status),
                     step_finished=step_finished,

@@ -244,7 +244,8 @@ def _id(backend: Backend, token: str | None) -> int | None:
 
 
 def _ids(value: object) -> list[int]:
-    return [value] if isinstance(value, int) else list(value) if isinstance(value, list) else []
+    found = value if isinstance(value, list) else [value]
+    return [item for item in found if isinstance(item, int) and not isinstance(item, bool)]
 
 
 def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
@@ -254,7 +255,7 @@ def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
     template = config.get("chat_template")
     if isinstance(template, list):
         template = next((item["template"] for item in template if item.get("name") == "default"), None)
-    return template
+    return template if isinstance(template, str) else None
 
 
 def _render(template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, str], source: str) -> str:
@@ -282,7 +283,7 @@ def _render(template: str, messages: Sequence[Mapping[str, Any]], variables: Map
         return environment.from_string(template).render(
             messages=list(messages), add_generation_prompt=True, tools=None, documents=None, **variables
         )
-    except jinja2.TemplateError as error:
+    except Exception as error:  # of jinja2, or of an expression in the template
         raise BackendError(
             f"the chat template of {source!r} cannot render {list(messages)!r}: {error}",
             hint="look at the roles and contents of the row",

@@ -143,6 +143,8 @@ class Worker:
             pairs=any(semantics.contents[container] is Content.SEQUENCES for container in inputs),
             base_dir=Path.cwd(),
         )
+        if any(op.model is None for op in plan.rpeg.operators):
+            self._data.require_reward()
         job = Job(
             graph=plan.rpeg,
             semantics=semantics,

@@ -288,12 +288,11 @@ def _prepare(environment: Environment, setup: Setup) -> None:
 
 
 def _lines(error: Exception) -> tuple[str, ...]:
-    """What happened, then where."""
+    """What happened, then, unless that was said on purpose, where; the log has that in any case."""
     if isinstance(error, RpegError):
         hint = () if error.hint is None else (f"hint: {error.hint}",)
-        what: tuple[str, ...] = (error.what, *error.facts, *hint)
-    else:
-        what = tuple("".join(traceback.format_exception_only(error)).strip().splitlines())
+        return (error.what, *error.facts, *hint)
+    what = tuple("".join(traceback.format_exception_only(error)).strip().splitlines())
     frames = "".join(traceback.format_tb(error.__traceback__)).splitlines()
     return (*what, *frames)
 
