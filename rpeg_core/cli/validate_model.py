@@ -57,6 +57,7 @@ def command(
     """
     from rpeg_core.validation.cases import memory_cases, training_cases
     from rpeg_core.validation.generation import generation_cases
+    from rpeg_core.validation.profiles import InstalledProfiles
     from rpeg_core.validation.replay import operator_terms, replayed
     from rpeg_core.validation.rl import rl_cases
 
@@ -65,7 +66,7 @@ def command(
             "there is nothing to validate", hint="name a table: --training FILE, --generation FILE or --rl FILE"
         )
     registry = context.registry
-    profiles = {loaded.record.name: loaded.record for loaded in registry.records("hardware")}
+    profiles = InstalledProfiles(registry)
     terms = operator_terms(registry, costs or ("analytical",))
     readers = (
         (training, training_cases),

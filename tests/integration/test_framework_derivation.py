@@ -55,6 +55,25 @@ def test_errors_hold_on_sources_that_were_not_fitted(script):
         assert np.mean(errors) <= SLACK * target, kind
 
 
+@pytest.mark.slow
+def test_peak_memory_holds_on_sources_that_were_not_fitted(script):
+    cases = script.memory_cases(REPOSITORY / "benchmarks" / "measured" / "training.csv", script._profiles()).cases
+    _, inside, outside = script.memory_fit(cases)
+    assert inside <= 0.10
+    assert outside <= SLACK * 0.10
+
+
+@pytest.mark.slow
+def test_steps_hold_on_sources_that_were_not_fitted(script):
+    cases = script.rl_cases(REPOSITORY / "benchmarks" / "measured" / "rl_step.csv", script._profiles()).cases
+    steps = [case for case in cases if case.grade == "A"]
+    errors = []
+    for source in {case.source for case in steps}:
+        share = script._share_of([case for case in steps if case.source != source])
+        errors += [(1 + share) / (1 + script.loop_share([case])) - 1 for case in steps if case.source == source]
+    assert np.mean(np.abs(errors)) <= SLACK * 0.15
+
+
 def test_a_source_is_in_one_fold_and_folds_are_of_equal_size(script):
     sources = ["a"] * 10 + ["b"] * 6 + ["c"] * 5 + ["d"] * 5 + ["e"] * 4 + ["f"] * 3
     fold = script.folds(sources)

@@ -32,17 +32,16 @@ def _open(plan: Plan, settings: Any) -> Any:
     return open_session(plan, settings)
 
 
-<<<<<<< HEAD
 def _calibrate(request: CalibrationRequest) -> Measurements:
     from rpeg_plugin_megatron.calibrate import measure
 
     return measure(request)
-=======
+
+
 def _profile(request: LengthsRequest, settings: Any) -> None:
     from rpeg_plugin_megatron.lengths import profile_lengths
 
     profile_lengths(request, settings)
->>>>>>> main
 
 
 MEGATRON = BackendSpec(
@@ -51,11 +50,8 @@ MEGATRON = BackendSpec(
     can=frozenset({"execute"}),
     probe=_probe,
     open=_open,
-<<<<<<< HEAD
     calibrate=_calibrate,
-=======
     profile=_profile,
->>>>>>> main
     settings=Settings,
 )
 

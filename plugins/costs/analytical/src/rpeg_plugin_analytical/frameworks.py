@@ -10,9 +10,9 @@ import attrs
 
 from rpeg_core.costing.batches import MemoryBatch, OperatorBatch
 from rpeg_core.spec.software import Software
-from rpeg_plugin_analytical.fitted import FITTED, NEMO_RL_LOOP_SHARE
+from rpeg_plugin_analytical.fitted import EAGER_MEMORY, FITTED, NEMO_RL_LOOP_SHARE
 
-__all__ = ["FRAMEWORKS", "PLAN", "Framework", "framework", "used_by"]
+__all__ = ["FACTS", "FRAMEWORKS", "PLAN", "Framework", "framework", "used_by"]
 
 
 @attrs.frozen(kw_only=True)
@@ -117,7 +117,15 @@ class Framework:
 PLAN = Framework()
 """The plan's own 3D subset: nothing is hidden."""
 
-_FACTS: dict[str, Framework] = {
+_EAGER = Framework(
+    held_logit_bytes=EAGER_MEMORY["held_logit_bytes"],
+    layer_buffers=EAGER_MEMORY["layer_buffers"],
+    reserved_share=EAGER_MEMORY["reserved_share"],
+)
+"""Frameworks whose layers and losses are PyTorch operators. Per logit: 2 bytes in 16 bits and, in FP32, the copy, its
+logarithm of the softmax and the gradient."""
+
+FACTS: dict[str, Framework] = {
     "megatron-2021": Framework(fused_attention=False),
     "megatron-2022": Framework(fused_attention=False),
     "megatron-core": Framework(gradient_bytes=4.0),
@@ -125,12 +133,12 @@ _FACTS: dict[str, Framework] = {
     "nemo-2024": Framework(held_gradient_bytes=2.0),
     "megatron-bridge": Framework(),
     "megatron-bridge-26.06": Framework(),
-    "torchtitan": Framework(held_weight_bytes=4.0, held_logit_bytes=14.0, reserved_share=0.05),
+    "torchtitan": attrs.evolve(_EAGER, held_weight_bytes=4.0),
     "maxtext": Framework(),
-    "prime-rl": Framework(held_weight_bytes=4.0, held_logit_bytes=18.0, layer_buffers=2.5, reserved_share=0.08),
-    "prime-rl-fa2": Framework(held_weight_bytes=4.0, held_logit_bytes=18.0, layer_buffers=2.5, reserved_share=0.08),
-    "nanotron": Framework(gradient_bytes=4.0, held_logit_bytes=10.0),
-    "automodel": Framework(),
+    "prime-rl": attrs.evolve(_EAGER, held_weight_bytes=4.0),
+    "prime-rl-fa2": attrs.evolve(_EAGER, held_weight_bytes=4.0),
+    "nanotron": attrs.evolve(_EAGER, gradient_bytes=4.0),
+    "automodel": _EAGER,
     "trtllm": Framework(),
     "trtllm-2023": Framework(),
     "trtllm-2024": Framework(),
@@ -138,12 +146,11 @@ _FACTS: dict[str, Framework] = {
     "sglang": Framework(),
     "lmdeploy": Framework(),
 }
-"""Facts of each framework. ``held_*``, ``layer_buffers`` and ``reserved_share`` follow from its published peaks (memory
-rows of benchmarks/measured/training.csv): logits and layers by the slope over the sequence length."""
+"""What is known of each framework: precision of gradients, parameters and reductions, kinds of kernels."""
 
 
 def _frameworks() -> dict[str, Framework]:
-    found = {name: attrs.evolve(facts, **FITTED.get(name, {})) for name, facts in _FACTS.items()}
+    found = {name: attrs.evolve(facts, **FITTED.get(name, {})) for name, facts in FACTS.items()}
     found["nemo-rl"] = attrs.evolve(found["nemo"], loop_share=NEMO_RL_LOOP_SHARE)
     found["nemo-rl-vllm"] = attrs.evolve(found["vllm"], loop_share=NEMO_RL_LOOP_SHARE)
     return {"": PLAN, **found}

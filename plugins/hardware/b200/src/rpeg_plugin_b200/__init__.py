@@ -87,10 +87,10 @@ PROFILE = HardwareProfile(
         memory_bytes=180 * 2**30,
         memory_bandwidth_bytes_per_s=6.107e12,
         peak_flops_per_s=1.664e15,
-        sustained_share=0.8488,
+        sustained_share=0.8481,
         clock_spread=0.02,
         fp8_speedup=2,
-        fp4_speedup=3.868,
+        fp4_speedup=3.867,
     ),
     tiers=(
         LinkTier(collective=AlphaBeta(1.957e-6, 5.854e11), p2p=AlphaBeta(1.127e-5, 2.996e11)),

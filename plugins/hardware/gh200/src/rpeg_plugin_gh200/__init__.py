@@ -100,9 +100,9 @@ PROFILE = HardwareProfile(
         memory_bytes=102_000_000_000,
         memory_bandwidth_bytes_per_s=3.345e12,
         peak_flops_per_s=8.343e14,
-        sustained_share=0.8487,
+        sustained_share=0.8484,
         clock_spread=0.02,
-        fp8_speedup=1.83,
+        fp8_speedup=1.828,
     ),
     tiers=(
         LinkTier(collective=AlphaBeta(1.781e-6, 3.059e11), p2p=AlphaBeta(8.301e-6, 1.245e11)),

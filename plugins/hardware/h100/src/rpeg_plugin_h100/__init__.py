@@ -87,9 +87,9 @@ PROFILE = HardwareProfile(
         memory_bytes=80 * 2**30,
         memory_bandwidth_bytes_per_s=2.801e12,
         peak_flops_per_s=8.343e14,
-        sustained_share=0.8487,
+        sustained_share=0.8484,
         clock_spread=0.02,
-        fp8_speedup=1.83,
+        fp8_speedup=1.828,
     ),
     tiers=(
         LinkTier(collective=AlphaBeta(1.267e-6, 3.744e11), p2p=AlphaBeta(8.301e-6, 2.426e11)),
@@ -139,7 +139,7 @@ HBM2E = attrs.evolve(
         PROFILE.device,
         memory_bytes=96 * 2**30,
         memory_bandwidth_bytes_per_s=2.007e12,
-        sustained_share=0.8601,
+        sustained_share=0.8615,
     ),
     non_gemm_layer_s=_NON_GEMM_BYTES / 2.007e12,
     sources={

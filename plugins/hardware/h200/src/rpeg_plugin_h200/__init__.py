@@ -84,9 +84,9 @@ PROFILE = HardwareProfile(
         memory_bytes=141 * 2**30,
         memory_bandwidth_bytes_per_s=3.985e12,
         peak_flops_per_s=8.289e14,
-        sustained_share=0.8487,
+        sustained_share=0.8484,
         clock_spread=0.02,
-        fp8_speedup=1.83,
+        fp8_speedup=1.828,
     ),
     tiers=(
         LinkTier(collective=AlphaBeta(1.315e-6, 3.859e11), p2p=AlphaBeta(8.373e-6, 2.546e11)),
