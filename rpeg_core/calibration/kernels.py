@@ -52,7 +52,8 @@ class LinkFit:
 def fit_gemms(times: Sequence[GemmTime], *, bytes_per_element: int, bandwidth_bytes_per_s: float) -> GemmFit:
     """Both gammas on a grid that is refined around the best point, the peak as a median."""
     m, n, k, seconds = (
-        np.array([getattr(time, name) for time in times], np.float64) for name in ("rows", "columns", "inner", "seconds")
+        np.array([getattr(time, name) for time in times], np.float64)
+        for name in ("rows", "columns", "inner", "seconds")
     )
     launch_s = 0.9 * float(seconds.min())
     moved_s = bytes_per_element * (m * k + k * n + m * n) / bandwidth_bytes_per_s

@@ -96,9 +96,7 @@ def calibrated(
     }
     none = AlphaBeta(0.0, found.copy_bytes_per_s)
     collective, p2p = fits["all_reduce"], fits["p2p"]
-    link = LinkTier(
-        collective=none if collective is None else collective.link, p2p=none if p2p is None else p2p.link
-    )
+    link = LinkTier(collective=none if collective is None else collective.link, p2p=none if p2p is None else p2p.link)
     start = SYNCHRONOUS if found.software.launches == "synchronous" else ASYNCHRONOUS
     several = any(operator.data * operator.pipeline * operator.tensor > 1 for operator in found.operators)
     software = attrs.evolve(found.software, **start, node_s=found.node_s or 0.0)
@@ -145,9 +143,7 @@ def _when(found: Measurements) -> str:
     return f"measured by rpeg calibrate on {found.device} with {found.versions} at {found.at}"
 
 
-def _sources(
-    found: Measurements, gemm: GemmFit, collective: LinkFit | None, p2p: LinkFit | None
-) -> dict[str, str]:
+def _sources(found: Measurements, gemm: GemmFit, collective: LinkFit | None, p2p: LinkFit | None) -> dict[str, str]:
     when = _when(found)
     by_gemm = f"fit to {gemm.shapes} matrix products, median error {gemm.median_error:.1%}; {when}"
     sources = {

@@ -1,8 +1,8 @@
 """Fitting what the software costs to measured operators, through the cost terms that the planner uses.
 
 The parameters are the positive numbers of :class:`rpeg_core.spec.software.Software`. Least squares on the logarithm of
-predicted over measured time, outliers weighted down (soft-L1), and each parameter held to where it starts as by one more
-observation of relative error ``spread``: what no measurement tells stays as it was.
+predicted over measured time, outliers weighted down (soft-L1), and each parameter held to where it starts as by one
+more observation of relative error ``spread``: what no measurement tells stays as it was.
 """
 
 from __future__ import annotations
@@ -40,28 +40,29 @@ GUESS = 2.0
 OUTLIER = 0.15
 """Relative error from which on an observation counts less than its square."""
 
-G, I, T = Role.GENERATION, Role.INFERENCE, Role.TRAINING
+G, T = Role.GENERATION, Role.TRAINING
+ALL = frozenset(Role)
 
 PARAMETERS: Mapping[str, frozenset[Role]] = {
-    "forward_layer_s": frozenset({G, I, T}),
+    "forward_layer_s": ALL,
     "backward_layer_s": frozenset({T}),
-    "pass_s": frozenset({G, I, T}),
+    "pass_s": ALL,
     "update_s": frozenset({T}),
     "update_layer_s": frozenset({T}),
     "token_layer_s": frozenset({G}),
     "token_step_s": frozenset({G}),
     "token_sequence_s": frozenset({G}),
     "token_exchange_s": frozenset({G}),
-    "node_s": frozenset({G, I, T}),
-    "attention_share": frozenset({G, I, T}),
+    "node_s": ALL,
+    "attention_share": ALL,
     "cache_passes": frozenset({G}),
-    "pointwise_passes": frozenset({G, I, T}),
-    "score_bytes": frozenset({G, I, T}),
-    "logit_passes": frozenset({I, T}),
+    "pointwise_passes": ALL,
+    "score_bytes": ALL,
+    "logit_passes": frozenset({Role.INFERENCE, T}),
     "sampling_passes": frozenset({G}),
     "stream_share": frozenset({G}),
-    "tensor_exposed": frozenset({G, I, T}),
-    "pipeline_exposed": frozenset({G, I, T}),
+    "tensor_exposed": ALL,
+    "pipeline_exposed": ALL,
     "data_exposed": frozenset({T}),
     "optimizer_passes": frozenset({T}),
 }

@@ -111,4 +111,3 @@ def refined_from_traces(
         before=errors_of(observations, predicted_s(hardware, observations, terms).tolist()),
         after=after,
     )
-

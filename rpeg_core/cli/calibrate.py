@@ -29,10 +29,10 @@ FIT_SHARE = 0.2
 
 
 @click.command("calibrate")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The profile file to write, YAML.")
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), required=True, help="The profile file to write, YAML."
+    "--backend", "name", metavar="NAME", help="Whose operations are measured; default: the only one that can."
 )
-@click.option("--backend", "name", metavar="NAME", help="Whose operations are measured; default: the only one that can.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option("--quick", is_flag=True, help="A fraction of the measurements, to try the way; inaccurate.")
 @click.option(
@@ -72,9 +72,7 @@ def command(
     _measure(context.registry, name, device, output, quick=quick, as_json=as_json)
 
 
-def _measure(
-    registry: Registry, name: str | None, device: str, output: Path, *, quick: bool, as_json: bool
-) -> None:
+def _measure(registry: Registry, name: str | None, device: str, output: Path, *, quick: bool, as_json: bool) -> None:
     from rpeg_core.calibration.measurements import CalibrationRequest
     from rpeg_core.calibration.profile import calibrated
     from rpeg_core.spec.profile_file import write_profile
@@ -100,9 +98,7 @@ def _measure(
     ui.print_text(f"\nwritten: {output}\nnext: cluster: {{hardware: {_named(output)}}} in an experiment file")
 
 
-def _refine(
-    registry: Registry, runs: Sequence[Path], profile: Path | None, output: Path, *, as_json: bool
-) -> None:
+def _refine(registry: Registry, runs: Sequence[Path], profile: Path | None, output: Path, *, as_json: bool) -> None:
     from rpeg_core.calibration.trace import observations_of, refined_from_traces
     from rpeg_core.planning.plan import load_plan
     from rpeg_core.runtime.session import PLAN_FILE, TRACE_FILE
@@ -216,7 +212,8 @@ def _show_operators(names: Sequence[str], found: Calibration) -> None:
 
 def _show_parameters(parameters: Sequence[Parameter]) -> None:
     rows = [
-        [parameter.name, f"{parameter.after:.4g}", f"{min(parameter.uncertainty, 9.99):.0%}"] for parameter in parameters
+        [parameter.name, f"{parameter.after:.4g}", f"{min(parameter.uncertainty, 9.99):.0%}"]
+        for parameter in parameters
     ]
     ui.print_table(["software", "value", "uncertainty"], rows)
 
@@ -254,9 +251,7 @@ def _trace_document(found: TraceRefinement) -> dict[str, Any]:
         "software": {parameter.name: {"uncertainty": parameter.uncertainty} for parameter in found.refined.parameters},
         "operators": [
             {"name": operator.name, "measured_s": operator.seconds, "before_s": before, "after_s": after}
-            for operator, before, after in zip(
-                found.operators, found.refined.before, found.refined.after, strict=True
-            )
+            for operator, before, after in zip(found.operators, found.refined.before, found.refined.after, strict=True)
         ],
     }
 

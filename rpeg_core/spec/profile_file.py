@@ -158,10 +158,10 @@ def _problems(profile: HardwareProfile) -> list[str]:
     if profile.software is not None:
         software = attrs.asdict(profile.software)
         at_least_zero |= {f"software.{name}": value for name, value in software.items() if isinstance(value, float)}
-    return found + [f"{path} is {value!r}; allowed: a number >= 0" for path, value in at_least_zero.items() if value < 0]
+    return found + [
+        f"{path} is {value!r}; allowed: a number >= 0" for path, value in at_least_zero.items() if value < 0
+    ]
 
 
 def _is_low(value: Any) -> bool:
     return value is not None and value <= 0
-
-

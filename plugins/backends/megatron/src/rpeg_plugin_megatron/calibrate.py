@@ -48,9 +48,10 @@ def measure(request: CalibrationRequest) -> Measurements:
     devices = _cores() if cpu else max(1, _gpus())
     ranks = min(2, devices)
     found = _Found()
-    with tempfile.TemporaryDirectory(prefix="rpeg-calibrate-") as folder, _processes(
-        Path(folder), ranks, "cpu" if cpu else "cuda", quick=request.quick
-    ) as lines:
+    with (
+        tempfile.TemporaryDirectory(prefix="rpeg-calibrate-") as folder,
+        _processes(Path(folder), ranks, "cpu" if cpu else "cuda", quick=request.quick) as lines,
+    ):
         request.progress(0.0, "starting")
         for line in lines:
             if "share" in line:

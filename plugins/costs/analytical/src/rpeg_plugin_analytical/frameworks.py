@@ -62,8 +62,8 @@ class Framework:
         token_exchange_s: agreeing on the tokens of a step, in a replica of more than one GPU.
         node_s: dispatching a node.
         cache_passes: memory traffic of reading a cached K and V over one read.
-        score_bytes: memory traffic per score of unfused attention: 2 bytes written by the first product, 4 by the softmax
-            (read and write), 5 by dropout and its mask, 2 read by the second product.
+        score_bytes: memory traffic per score of unfused attention: 2 bytes written by the first product, 4 by the
+            softmax (read and write), 5 by dropout and its mask, 2 read by the second product.
         logit_passes: memory traffic per logit of the loss over that of a fused one.
         sampling_passes: the same in a token step.
         optimizer_passes: memory traffic of an update over 18 bytes per parameter.

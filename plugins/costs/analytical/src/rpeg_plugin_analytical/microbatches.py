@@ -54,7 +54,9 @@ def passes(batch: OperatorBatch, *, first_token_from_prefill: bool) -> tuple[Pas
     if batch.role is not Role.GENERATION:
         length = workload.sequence_tokens
         tokens = batch.sequences_per_microbatch * length
-        scored = batch.sequences_per_microbatch * workload.response_tokens if used_by(batch).scores_responses else tokens
+        scored = (
+            batch.sequences_per_microbatch * workload.response_tokens if used_by(batch).scores_responses else tokens
+        )
         whole = Pass(steps=1, tokens=tokens, head_tokens=scored, context=causal_context(length), decode=False)
         return (whole,)
     found = []
