@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from rpeg_core.records import BackendSpec
 
 __all__ = ["command"]
+
+MOST_LOAD = 1.0
+"""Beyond this, times of workers that wait for each other are too long."""
 
 BAR = 30
 FIT_SHARE = 0.2
@@ -80,6 +84,7 @@ def _measure(registry: Registry, name: str | None, device: str, output: Path, *,
     record = _backend(registry, name)
     assert record.calibrate is not None
     terms = _terms(registry)
+    _warn_of_load()
     began = time.monotonic()
     with _bar() as shown:
         request = CalibrationRequest(
@@ -160,6 +165,12 @@ def _terms(registry: Registry, names: Sequence[str] = ("analytical",)) -> Terms:
     from rpeg_core.validation.replay import operator_terms
 
     return operator_terms(registry, names)
+
+
+def _warn_of_load() -> None:
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load > MOST_LOAD:
+        ui.print_warning(f"the load average is {load:.1f}: other processes stretch what workers do together")
 
 
 @contextlib.contextmanager

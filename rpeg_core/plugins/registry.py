@@ -133,9 +133,11 @@ class Registry:
         if name not in self._measured:
             from rpeg_core.spec.profile_file import read_profile  # imports yaml, which lists of plugins do not need
 
-            profile = attrs.evolve(read_profile(Path(name)), name=name)
             self._measured[name] = LoadedRecord(
-                record=profile, distribution=CORE_DISTRIBUTION, version=__version__, plugin="hardware:file"
+                record=read_profile(Path(name).resolve()),
+                distribution=CORE_DISTRIBUTION,
+                version=__version__,
+                plugin="hardware:file",
             )
         return self._measured[name]
 

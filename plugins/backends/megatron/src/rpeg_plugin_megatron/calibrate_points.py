@@ -112,7 +112,7 @@ def _operators(*, cpu: bool, ranks: int, quick: bool) -> tuple[Point, ...]:
     found = []
     for model, chosen in shapes.items():
         for layout, microbatches in layouts:
-            for sequences, prompt, response in chosen if layout.gpus == 1 else chosen[-1:]:
+            for sequences, prompt, response in chosen if layout.gpus == 1 else chosen[-2:]:
                 workload = Workload(
                     prompts=sequences, prompt_tokens=prompt, response_tokens=response, bytes_per_element=width
                 )
