@@ -31,7 +31,7 @@ SYNCHRONOUS = {
     "score_bytes": 30.0,
     "logit_passes": 3.0,
     "sampling_passes": 3.0,
-    "stream_share": 1.5,
+    "stream_share": 0.7,
     "optimizer_passes": 2.0,
 }
 """Where the fit starts on CPU cores."""

@@ -44,9 +44,9 @@ G, T = Role.GENERATION, Role.TRAINING
 ALL = frozenset(Role)
 
 PARAMETERS: Mapping[str, frozenset[Role]] = {
-    "forward_layer_s": ALL,
+    "forward_layer_s": frozenset({Role.INFERENCE, T}),
     "backward_layer_s": frozenset({T}),
-    "pass_s": ALL,
+    "pass_s": frozenset({Role.INFERENCE, T}),
     "update_s": frozenset({T}),
     "update_layer_s": frozenset({T}),
     "token_layer_s": frozenset({G}),

@@ -23,12 +23,12 @@ class Software:
         attention: ``fused``, or ``unfused``: scores go through memory.
         scored: the tokens that the head is applied to outside generation.
         gradient_bytes: bytes per gradient element that data parallelism reduces.
-        forward_layer_s: host time of a layer's forward pass.
+        forward_layer_s: host time of a layer's forward pass outside generation.
         backward_layer_s: of its backward pass.
         pass_s: of what a stage does once per microbatch: embedding, head, loss, schedule.
         update_s: of an optimizer update.
         update_layer_s: the part of it that grows with the layers.
-        token_layer_s: of a layer in a token step of generation.
+        token_layer_s: of a layer in a token step of generation, and in its prefill.
         token_step_s: of a token step beside its layers: sampling and bookkeeping.
         token_sequence_s: the part of it that grows with the sequences.
         token_exchange_s: agreeing on the tokens of a step, in a replica of more than one GPU.

@@ -56,7 +56,7 @@ class Framework:
         launches_ahead: the host runs ahead of the device; else it is the device, and launching adds to computing.
         scores_responses: outside generation the head is applied to the response tokens only.
         forward_layer_s, backward_layer_s, token_layer_s: host time of a layer in a forward pass, a backward pass and
-            a token step.
+            a step of generation, the prefill too.
         pass_s: host time of a stage per microbatch and pass beside its layers.
         update_layer_s: the part of ``step_s`` that grows with the layers of a stage.
         token_exchange_s: agreeing on the tokens of a step, in a replica of more than one GPU.

@@ -10,18 +10,20 @@ from rpeg_core.ir import Role
 from rpeg_core.spec.execution import Recompute
 from rpeg_core.spec.models import ModelSpec
 from rpeg_plugin_analytical.frameworks import used_by
-from rpeg_plugin_analytical.microbatches import Pass
 
 __all__ = ["exposed_seconds", "replica_step_seconds", "stage_host_seconds"]
 
 Floats = NDArray[np.float64]
 
 
-def stage_host_seconds(batch: OperatorBatch, model: ModelSpec, part: Pass) -> Floats:
-    """One microbatch in the mean stage, ``(L/Pp) t_layer + t_pass``; in training forward, recomputation, backward."""
+def stage_host_seconds(batch: OperatorBatch, model: ModelSpec) -> Floats:
+    """One microbatch in the mean stage, ``(L/Pp) t_layer + t_pass``; in training forward, recomputation, backward.
+
+    A prefill is one more token step for the host.
+    """
     used = used_by(batch)
     layers = model.layers / batch.layouts.pipeline
-    if part.decode:
+    if batch.role is Role.GENERATION:
         return layers * used.token_layer_s
     layer_s, passes = used.forward_layer_s, 1.0
     if batch.role is Role.TRAINING:

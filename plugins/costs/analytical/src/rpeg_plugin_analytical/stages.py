@@ -68,5 +68,5 @@ def stage_seconds(batch: OperatorBatch, model: ModelSpec, part: Pass) -> StageSe
         head_s=linear.head_seconds(batch, model, part),
         head_pointwise_s=pointwise.head_seconds(batch, model, part),
     )
-    host_s = launches.stage_host_seconds(batch, model, part)
+    host_s = launches.stage_host_seconds(batch, model)
     return attrs.evolve(found, launch_s=launches.exposed_seconds(batch, host_s, found.kernels_s))
