@@ -99,6 +99,8 @@ def refined_from_traces(
         start = attrs.evolve(hardware, software=attrs.evolve(hardware.software, node_s=1e-3))
         unknown = frozenset({"node_s"})
     refined = refine(start, observations, terms, spread=SPREAD, unknown=unknown, progress=progress)
+    # The fit starts with a guess for what the profile does not know; the errors before are those of the profile itself.
+    refined = attrs.evolve(refined, before=tuple(predicted_s(hardware, observations, terms).tolist()))
     after = errors_of(observations, refined.after)
     assert refined.profile.software is not None
     sources = software_sources(refined.profile.software, refined.parameters, after, f"refined from {what}")
@@ -108,6 +110,6 @@ def refined_from_traces(
         profile=attrs.evolve(refined.profile, sources={**hardware.sources, **kept}),
         refined=refined,
         operators=tuple(observations),
-        before=errors_of(observations, predicted_s(hardware, observations, terms).tolist()),
+        before=errors_of(observations, refined.before),
         after=after,
     )
