@@ -3,7 +3,7 @@
 Two workers of one thread each, on two cores, train a llama that is small but large enough for its arithmetic to
 dominate. Each mechanism is a pair of plans of one experiment that differ in nothing else:
 
-* ``staleness``: generation on one worker, assessment and training on the other; tau = 0 against tau = 1.
+* ``staleness``: generation and assessment on one worker, training on the other; tau = 0 against tau = 1.
 * ``sharing``: PPO on both workers; actor and critic apart against one backbone with two heads.
 * ``planner``: everything on both workers in the best single layout, against what the planner chooses among all plans
   with staleness 0 and 1.
@@ -13,7 +13,8 @@ with the smallest and largest, and the predicted ratio beside it. ``publication`
 GPUs that train and serve it shows the bytes that lowering charges, those that went from worker to worker,
 and the measured seconds beside the predicted ones.
 
-Run it on a machine that does nothing else. ``--quick`` checks in a minute that everything runs; its times mean nothing.
+Run it on a machine that does nothing else, and measured its hardware profile ``host`` while it was quiet: half an hour.
+``--quick`` checks in a minute that everything runs; its times mean nothing.
 """
 
 from __future__ import annotations
@@ -165,11 +166,11 @@ class Pair:
 
 
 def staleness(size: Size, registry: Registry) -> Iterator[Pair]:
-    """Generation on one worker, the rest on the other."""
+    """Training on a worker of its own."""
     pins = {
         "actor_generation": LOW,
-        "reference_inference": HIGH,
-        "reward_function": HIGH,
+        "reference_inference": LOW,
+        "reward_function": LOW,
         "actor_training": HIGH,
     }
     sync, stale = (

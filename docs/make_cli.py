@@ -48,7 +48,8 @@ MEANINGS = {
     ExitCode.EXECUTION_FAILED: "a run was started and failed",
     ExitCode.INTERNAL: "a defect of RPEG",
     ExitCode.OUTPUT: "standard output is closed, or its file cannot take the result",
-    ExitCode.INTERRUPTED: "Ctrl-C; `rpeg plan` has written the best plan so far, `rpeg run` a valid trace, `rpeg profile-lengths` what it measured",
+    ExitCode.INTERRUPTED: "Ctrl-C; `rpeg plan` has written the best plan so far, `rpeg run` a valid trace, "
+    "`rpeg profile-lengths` what it measured",
     ExitCode.PIPE: "who read standard output stopped before its end",
 }
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from rpeg_core.calibration.measurements import CalibrationRequest, Measurements
-    from rpeg_core.costing.batches import MemoryBatch, OperatorBatch, TransferBatch
+    from rpeg_core.costing.batches import FusedBatch, MemoryBatch, OperatorBatch, TransferBatch
     from rpeg_core.ir import Rpeg
     from rpeg_core.planning.plan import Plan
     from rpeg_core.planning.problem import Problem
@@ -114,6 +114,10 @@ class CostTerm:
             float64 array with one value per layout (or per transfer), finite and >= 0.
         memory: for ``Target.MEMORY``, when the bytes are held.
         settings: attrs class of its settings; the instance reaches the function as ``batch.settings``.
+        fused: ``FusedBatch -> seconds`` or ``bytes`` of an operator that trains several models in one schedule of
+            microtasks; without it the values of its trainings are added up, as if they ran one after another.
+
+            .. versionadded:: 0.1
     """
 
     name: str
@@ -127,6 +131,7 @@ class CostTerm:
     )
     memory: MemoryKind | None = None
     settings: type = NoSettings
+    fused: Callable[[FusedBatch], np.ndarray] | None = None
 
 
 @attrs.frozen(kw_only=True)

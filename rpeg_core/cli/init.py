@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ import click
 
 from rpeg_core.cli import ui
 from rpeg_core.cli.context import CommandContext, pass_context
-from rpeg_core.errors import UsageError
+from rpeg_core.errors import ExperimentError, UsageError
 
 if TYPE_CHECKING:
     from rpeg_core.plugins.registry import Registry
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "experiment_text"]
 
-ROLLOUTS = {"grpo": 8, "dpo": 2}
-"""Rollouts per prompt where an algorithm needs more than one."""
+ROLLOUTS = (1, 8, 4, 2)
+"""Rollouts per prompt: the first that the algorithm accepts."""
 
 
 @attrs.frozen(kw_only=True)
@@ -161,7 +162,7 @@ def experiment_text(
         algorithms=", ".join(algorithms),
         models="\n".join(_models(template.roles, scale.model)),
         scale=scale,
-        rollouts=ROLLOUTS.get(template.name, 1),
+        rollouts=_rollouts(template),
         hardware=profile.name,
         profiles=", ".join(profiles),
         nodes=nodes,
@@ -186,6 +187,22 @@ def _measured(registry: Registry, name: str) -> bool:
     return any(
         loaded.name == name and isinstance(loaded.record, MeasuredHardware) for loaded in registry.records("hardware")
     )
+
+
+def _rollouts(template: AlgorithmTemplate) -> int:
+    """Rollouts per prompt that the algorithm works with, as far as one can tell without a model of the user's."""
+    from rpeg_core.planning.structures import Structure
+    from rpeg_core.spec.models import Head
+    from rpeg_core.spec.workload import Workload
+    from rpeg_core.testing.toys import toy_model
+
+    models = {role.name: toy_model(role.name).with_head(Head(role.head)) for role in template.roles}
+    for rollouts in ROLLOUTS:
+        workload = Workload(prompts=16, rollouts_per_prompt=rollouts, prompt_tokens=20, response_tokens=40)
+        with contextlib.suppress(ExperimentError):
+            template.build(workload, models, Structure(staleness=()), template.settings())
+            return rollouts
+    return 1
 
 
 def _models(roles: Sequence[ModelRole], model: str) -> Iterator[str]:

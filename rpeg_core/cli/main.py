@@ -29,10 +29,7 @@ COMMANDS = {
     "predict": ("rpeg_core.cli.predict:command", "Time and memory of a plan that the experiment pins."),
     "explain": ("rpeg_core.cli.explain:command", "Show where the time and memory of a plan go."),
     "sweep": ("rpeg_core.cli.sweep:command", "Plan over GPU counts, hardware, batch sizes or lengths."),
-    "profile-lengths": (
-        "rpeg_core.cli.profile_lengths:command",
-        "Measure how long responses are, for workload.response_lengths.",
-    ),
+    "profile-lengths": ("rpeg_core.cli.profile_lengths:command", "Measure how long the actor's responses are."),
     "run": ("rpeg_core.cli.run:command", "Execute a plan and compare its time with the prediction."),
     "verify": ("rpeg_core.cli.verify:command", "Check that a trace is a run of a plan."),
     "calibrate": ("rpeg_core.cli.calibrate:command", "Measure this machine and write its hardware profile."),

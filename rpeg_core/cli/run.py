@@ -91,6 +91,12 @@ def command(
             if output is None:
                 raise
             raise _failed(error, output) from error
+        except OSError as error:
+            if output is None:
+                raise
+            where = [] if error.filename is None else [f"file: {error.filename}"]
+            problem = ExecutionError(f"the run cannot go on: {error.strerror or error}", facts=where)
+            raise _failed(problem, output) from error
     files = _write(trace, trace_file, output)
     stopped = _stopped(trace)
     metrics = (None if output is None else run_folder.read_metrics(output)) or display.metrics

@@ -133,11 +133,11 @@ def _put_aside(folder: Path) -> dict[Path, Path]:
 
 
 def write_perfetto(folder: Path) -> Path | None:
-    """Make the Perfetto trace of a run that failed from what its trace file has; None when that cannot be read."""
+    """Make the Perfetto trace of a run that failed from what its trace file has; None when that cannot be done."""
     try:
         trace = Trace.read(folder / TRACE_FILE)
         trace.write_chrome(folder / PERFETTO_FILE)
-    except TraceFileError:
+    except (TraceFileError, OSError):  # the disk may be full
         return None
     return folder / PERFETTO_FILE
 

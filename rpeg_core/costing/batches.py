@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import attrs
 import numpy as np
@@ -15,10 +15,11 @@ from rpeg_core.spec.machine import AlphaBeta, DeviceSpace, HardwareProfile, Link
 from rpeg_core.spec.models import ModelSpec
 from rpeg_core.spec.workload import LengthPhase, Workload
 
-__all__ = ["Layouts", "Links", "MemoryBatch", "OperatorBatch", "TransferBatch", "links"]
+__all__ = ["FusedBatch", "Layouts", "Links", "MemoryBatch", "OperatorBatch", "TransferBatch", "links"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Part = TypeVar("Part", "OperatorBatch", "MemoryBatch")
 
 
 @attrs.frozen(eq=False)
@@ -149,6 +150,20 @@ class MemoryBatch(_LayoutBatch):
     def sequences_per_microbatch(self) -> Floats:
         """b_loc = B * R / (Pd * mb)."""
         return self.workload.sequences / (self.layouts.data * self.layouts.microbatches)
+
+
+@attrs.frozen(eq=False)
+class FusedBatch(Generic[Part]):
+    """The trainings that one fused operator interleaves, for the same n layouts, in the order of their microtasks.
+
+    A term that does not add up over them has a function of its own for this, :attr:`CostTerm.fused`.
+    """
+
+    parts: tuple[Part, ...]
+
+    @property
+    def layouts(self) -> Layouts:
+        return self.parts[0].layouts
 
 
 @attrs.frozen(kw_only=True, eq=False)

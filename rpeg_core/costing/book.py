@@ -11,9 +11,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from rpeg_core.costing.batches import Floats, Layouts, MemoryBatch, OperatorBatch, TransferBatch
+from rpeg_core.costing.batches import Floats, FusedBatch, Layouts, MemoryBatch, OperatorBatch, TransferBatch
 from rpeg_core.errors import CostTermError
-from rpeg_core.ir import Operator, Role, Rpeg
+from rpeg_core.ir import Model, Operator, Role, Rpeg
 from rpeg_core.passes.lower import Node, NodeKind
 from rpeg_core.records import CostTerm, MemoryKind, Target
 from rpeg_core.spec.machine import DeviceSpace, HardwareProfile
@@ -180,8 +180,7 @@ class CostBook:
             transient=by_kind[MemoryKind.TRANSIENT],
         )
 
-    def _common(self, rpeg: Rpeg, operator: Operator, layouts: Layouts) -> dict[str, Any]:
-        model = rpeg.model_of(operator.name)
+    def _common(self, operator: Operator, model: Model | None, layouts: Layouts) -> dict[str, Any]:
         return {
             "role": operator.role,
             "model": None if model is None else model.spec,
@@ -196,43 +195,55 @@ class CostBook:
         generates = operator.role is Role.GENERATION
         share = 1.0 if phase is None or generates else phase.finishing
         decoded = (self.workload.phases if phase is None else (phase,)) if generates else ()
-        common = self._common(rpeg, operator, layouts)
-        return self._price(
-            Target.OPERATOR,
-            lambda settings: OperatorBatch(
-                **common,
+
+        def batch(settings: Any, model: Model | None) -> OperatorBatch:
+            return OperatorBatch(
+                **self._common(operator, model, layouts),
                 settings=settings,
                 sequences=self.workload.sequences * share,
                 prefill=generates and (phase is None or phase.index == 0),
                 phases=decoded,
-            ),
-            len(layouts),
-            f"operator {operator.name!r}",
-        )
+            )
+
+        return self._priced(Target.OPERATOR, batch, rpeg, operator, len(layouts))
 
     def _memory(self, rpeg: Rpeg, operator: Operator, layouts: Layouts) -> TermValues:
-        model = rpeg.model_of(operator.name)
-        common = self._common(rpeg, operator, layouts)
-        return self._price(
-            Target.MEMORY,
-            lambda settings: MemoryBatch(**common, settings=settings, trainable=model is not None and model.trainable),
-            len(layouts),
-            f"operator {operator.name!r}",
-        )
+        def batch(settings: Any, model: Model | None) -> MemoryBatch:
+            common = self._common(operator, model, layouts)
+            return MemoryBatch(**common, settings=settings, trainable=model is not None and model.trainable)
+
+        return self._priced(Target.MEMORY, batch, rpeg, operator, len(layouts))
+
+    def _priced(self, target: Target, batch: Any, rpeg: Rpeg, operator: Operator, count: int) -> TermValues:
+        """The terms of an operator; of a fused one each term's own word on it, or else the sum over its models."""
+        models = rpeg.models_of(operator.name) or (None,)
+        what = f"operator {operator.name!r}"
+        if len(models) == 1:
+            return self._price(target, lambda settings: batch(settings, models[0]), count, what)
+        active = [a for a in self.terms if a.term.target is target]
+        values = np.zeros((len(active), count))
+        for i, a in enumerate(active):
+            parts = tuple(batch(a.settings, model) for model in models)
+            if a.term.fused is not None:
+                values[i] = _checked(a, a.term.fused, FusedBatch(parts), count, what)
+            else:
+                for part in parts:
+                    values[i] = values[i] + _checked(a, a.term.function, part, count, what)
+        return TermValues(tuple(a.term for a in active), values, _sum(values, range(len(active))))
 
     def _price(self, target: Target, batch_for: Any, count: int, what: str) -> TermValues:
         active = [a for a in self.terms if a.term.target is target]
         values = np.zeros((len(active), count))
         for i, a in enumerate(active):
-            values[i] = _checked(a, batch_for(a.settings), count, what)
+            values[i] = _checked(a, a.term.function, batch_for(a.settings), count, what)
         return TermValues(tuple(a.term for a in active), values, _sum(values, range(len(active))))
 
 
-def _checked(active: ActiveTerm, batch: Any, count: int, what: str) -> Floats:
+def _checked(active: ActiveTerm, function: Any, batch: Any, count: int, what: str) -> Floats:
     source = f"{active.distribution} {active.version}"
     try:
         with np.errstate(all="raise", under="ignore"):
-            result = np.asarray(active.term.function(batch), np.float64)
+            result = np.asarray(function(batch), np.float64)
     except Exception as error:
         raise CostTermError(
             f"cost term {active.term.name!r} failed for {what}",

@@ -84,6 +84,7 @@ def _segment(rpeg: Rpeg, plan: ExecutionPlan, book: CostBook, gpus: Allocation) 
     persistent_bytes = 0.0
     resident: set[str] = set()  # models whose serving weights stay on these GPUs
     for model in rpeg.models:
+        # The state of a fused training is that of all its models; it counts once, with the first.
         users = [op for op in here if op.model == model.name]
         for trainer in (op.name for op in users if op.role is Role.TRAINING):
             kind = MemoryKind.TRAINING_STATE

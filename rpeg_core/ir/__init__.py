@@ -10,6 +10,7 @@ from rpeg_core.ir.graph import (
     PublicationEdge,
     Role,
     Rpeg,
+    Training,
 )
 from rpeg_core.ir.serialize import from_dict, to_dict
 from rpeg_core.ir.text import from_text, to_text
@@ -26,6 +27,7 @@ __all__ = [
     "Role",
     "Rpeg",
     "RpegBuilder",
+    "Training",
     "data_order",
     "from_dict",
     "from_text",

@@ -15,7 +15,9 @@ Weights containers, operator interfaces of weights and boundary sets follow from
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+import attrs
 
 from rpeg_core.ir.graph import (
     Container,
@@ -26,6 +28,7 @@ from rpeg_core.ir.graph import (
     PublicationEdge,
     Role,
     Rpeg,
+    Training,
 )
 from rpeg_core.ir.wellformed import require_well_formed
 from rpeg_core.spec.models import ModelSpec
@@ -82,14 +85,33 @@ class RpegBuilder:
         """An optimizer step of ``model``; it writes the model's weights."""
         return self._operator(name, Role.TRAINING, model, reads, (weights_name(model),))
 
+    def fused_training(self, name: str, trainings: Mapping[str, str], *, reads: Iterable[str]) -> str:
+        """One invocation that updates several models in one schedule of microtasks.
+
+        Args:
+            name: of the operator.
+            trainings: the name of each training -> the model that it updates, in the order of the microtasks.
+            reads: what they read together.
+        """
+        fused = tuple(Training(training, model) for training, model in trainings.items())
+        weights = [weights_name(training.model) for training in fused]
+        first = fused[0].model if fused else None
+        self._operator(name, Role.TRAINING, first, (*weights, *reads), weights)
+        self._operators[-1] = attrs.evolve(self._operators[-1], fused=fused)
+        return name
+
     def connect(self, source: str, container: str, *targets: str) -> None:
         """Data edges ``source -container-> target`` for every target."""
         self._data_edges.extend(DataEdge(source, target, container) for target in targets)
 
     def publish(self, source: str, *targets: str) -> None:
-        """Publication edges of the weights that training ``source`` makes."""
-        model = next((op.model for op in self._operators if op.name == source), None)
-        self._publications.extend(PublicationEdge(source, target, weights_name(model or source)) for target in targets)
+        """Publication edges of the weights that training ``source`` makes; of the target's model when it is fused."""
+        operators = {op.name: op for op in self._operators}
+        made = operators[source].models if source in operators else ()
+        for target in targets:
+            wanted = operators[target].model if target in operators else None
+            model = wanted if wanted in made else next(iter(made), source)
+            self._publications.append(PublicationEdge(source, target, weights_name(model)))
 
     def build(self) -> Rpeg:
         """The graph.

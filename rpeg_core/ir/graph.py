@@ -22,6 +22,7 @@ __all__ = [
     "PublicationEdge",
     "Role",
     "Rpeg",
+    "Training",
 ]
 
 
@@ -67,16 +68,28 @@ class Model:
     staleness: int = 0
 
 
+@attrs.frozen
+class Training:
+    """One of the trainings that a fused operator interleaves: its own name, and the model that it updates."""
+
+    name: str
+    model: str
+
+
 @attrs.frozen(kw_only=True)
 class Operator:
     """One model invocation, or a function when ``model`` is None.
 
+    A *fused* operator is one invocation that trains several models, each with parameters and an optimizer of its own,
+    in one schedule of microtasks (:mod:`rpeg_core.passes.microtasks`).
+
     Attributes:
         name: unique, e.g. ``actor_generation``.
         role: generation, inference or training.
-        model: the invoked model's name.
+        model: the invoked model's name; of a fused operator the first one's.
         inputs, outputs: container names, I(v) and O(v).
         seconds_per_sample: for a function without a model, its stated cost on one worker process per GPU.
+        fused: what a fused operator interleaves, in the order of its microtasks; empty for all others.
     """
 
     name: str
@@ -85,6 +98,21 @@ class Operator:
     inputs: frozenset[str]
     outputs: frozenset[str]
     seconds_per_sample: float | None = None
+    fused: tuple[Training, ...] = ()
+
+    @property
+    def trainings(self) -> tuple[Training, ...]:
+        """The trainings that it does: itself, those that it fuses, or none when it serves."""
+        if self.fused or self.role is not Role.TRAINING or self.model is None:
+            return self.fused
+        return (Training(self.name, self.model),)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models that it invokes: one, none for a function, several when it is fused."""
+        if self.fused:
+            return tuple(training.model for training in self.fused)
+        return () if self.model is None else (self.model,)
 
 
 @attrs.frozen(order=True)
@@ -155,9 +183,13 @@ class Rpeg:
         return self._indices[operator]
 
     def model_of(self, operator: str) -> Model | None:
-        """The model that an operator invokes, None for a function."""
+        """The model that an operator invokes, the first of a fused one; None for a function."""
         name = self._operators[operator].model
         return None if name is None else self._models[name]
+
+    def models_of(self, operator: str) -> tuple[Model, ...]:
+        """All models that an operator invokes."""
+        return tuple(self._models[name] for name in self._operators[operator].models)
 
     @property
     def staleness(self) -> dict[str, int]:

@@ -15,6 +15,7 @@ from rpeg_core.ir.graph import (
     PublicationEdge,
     Role,
     Rpeg,
+    Training,
 )
 from rpeg_core.spec.models import ModelSpec
 
@@ -52,6 +53,7 @@ def to_dict(graph: Rpeg) -> dict[str, Any]:
                 "inputs": sorted(operator.inputs),
                 "outputs": sorted(operator.outputs),
                 "seconds_per_sample": operator.seconds_per_sample,
+                **({"fused": [[part.name, part.model] for part in operator.fused]} if operator.fused else {}),
             }
             for operator in graph.operators
         ],
@@ -98,6 +100,7 @@ def from_dict(document: Mapping[str, Any]) -> Rpeg:
                     inputs=frozenset(operator["inputs"]),
                     outputs=frozenset(operator["outputs"]),
                     seconds_per_sample=operator["seconds_per_sample"],
+                    fused=tuple(Training(*part) for part in operator.get("fused", ())),
                 )
                 for operator in document["operators"]
             ),

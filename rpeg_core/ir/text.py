@@ -28,6 +28,7 @@ from rpeg_core.ir.graph import (
     PublicationEdge,
     Role,
     Rpeg,
+    Training,
 )
 from rpeg_core.spec.models import ModelSpec
 
@@ -52,6 +53,8 @@ def to_text(graph: Rpeg) -> str:
         )
     for op in graph.operators:
         what = f"model={op.model}" if op.model is not None else f"seconds_per_sample={op.seconds_per_sample!r}"
+        if op.fused:
+            what += " fused=" + ",".join(f"{part.name}:{part.model}" for part in op.fused)
         reads, writes = ",".join(sorted(op.inputs)), ",".join(sorted(op.outputs))
         lines.append(f"{op.role.value} {op.name} {what} reads={reads} writes={writes}")
     lines.extend(f"edge {e.source} -{e.container}-> {e.target}" for e in graph.data_edges)
@@ -154,4 +157,5 @@ def _operator(role: Role, rest: str) -> Operator:
         inputs=frozenset(filter(None, values["reads"].split(","))),
         outputs=frozenset(filter(None, values["writes"].split(","))),
         seconds_per_sample=None if seconds is None else float(seconds),
+        fused=tuple(Training(*part.split(":")) for part in values.get("fused", "").split(",") if part),
     )

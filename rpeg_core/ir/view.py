@@ -31,4 +31,4 @@ def data_order(graph: Rpeg) -> tuple[str, ...]:
 
 def training_operator(graph: Rpeg, model: str) -> str | None:
     """The operator that trains ``model``, None for a frozen model."""
-    return next((op.name for op in graph.operators if op.model == model and op.role is Role.TRAINING), None)
+    return next((op.name for op in graph.operators if model in op.models and op.role is Role.TRAINING), None)

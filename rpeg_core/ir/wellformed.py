@@ -67,8 +67,14 @@ def _names(graph: Rpeg) -> list[str]:
         if container.elements < 0 or container.bytes_per_element < 0:
             found.append(f"W0: container {container.name!r} has a negative size")
     for operator in graph.operators:
-        if operator.model is not None and operator.model not in models:
-            found.append(f"W0: operator {operator.name!r} invokes unknown model {operator.model!r}")
+        for model in operator.models:
+            if model not in models:
+                found.append(f"W0: operator {operator.name!r} invokes unknown model {model!r}")
+        if operator.fused and (operator.role is not Role.TRAINING or operator.model != operator.fused[0].model):
+            found.append(f"W0: operator {operator.name!r} is fused; it must train, and its model be the first's")
+        names = [training.name for training in operator.fused]
+        for name in sorted({name for name in names if names.count(name) > 1 or not _NAME.fullmatch(name)}):
+            found.append(f"W0: operator {operator.name!r} fuses a training named {name!r}: not a name, or not unique")
         if operator.model is None and operator.role is not Role.INFERENCE:
             found.append(f"W0: operator {operator.name!r} has no model, so its role must be inference")
         if (operator.model is None) == (operator.seconds_per_sample is None):
@@ -110,26 +116,29 @@ def _publications(graph: Rpeg) -> list[str]:
     for operator in graph.operators:
         if operator.role is not Role.TRAINING:
             continue
-        if not any(graph.container(name).model == operator.model for name in operator.outputs):
-            found.append(f"W2: training operator {operator.name!r} does not write the weights of {operator.model!r}")
-        if operator.model in trainers:
-            found.append(f"W2: {trainers[operator.model]!r} and {operator.name!r} both train {operator.model!r}")
-        trainers.setdefault(operator.model, operator.name)
-        if not graph.model(operator.model).trainable:
-            found.append(f"W2: {operator.name!r} trains {operator.model!r}, which is declared frozen")
+        for model in operator.models:
+            if not any(graph.container(name).model == model for name in operator.outputs):
+                found.append(f"W2: training operator {operator.name!r} does not write the weights of {model!r}")
+            if model in trainers:
+                found.append(f"W2: {trainers[model]!r} and {operator.name!r} both train {model!r}")
+            trainers.setdefault(model, operator.name)
+            if not graph.model(model).trainable:
+                found.append(f"W2: {operator.name!r} trains {model!r}, which is declared frozen")
     for edge in graph.publication_edges:
-        if graph.operator(edge.target).model != graph.operator(edge.source).model:
+        source, container = graph.operator(edge.source), graph.container(edge.container)
+        if graph.operator(edge.target).model not in source.models or (
+            source.fused and graph.operator(edge.target).model != container.model
+        ):
             found.append(
                 f"W2: publication edge {_show(edge)}: {edge.target!r} does not invoke model "
-                f"{graph.operator(edge.source).model!r}"
+                f"{container.model if source.fused else source.model!r}"
             )
-        source, container = graph.operator(edge.source), graph.container(edge.container)
         if source.role is not Role.TRAINING:
             found.append(f"W2: publication edge {_show(edge)}: {edge.source!r} is not a training operator")
-        if container.kind is not ContainerKind.WEIGHTS or container.model != source.model:
+        if container.kind is not ContainerKind.WEIGHTS or container.model not in source.models:
             found.append(
                 f"W2: publication edge {_show(edge)}: container {edge.container!r} does not hold the weights of "
-                f"model {source.model!r}"
+                f"model {' or '.join(map(repr, source.models)) or None}"
             )
     return found
 
@@ -184,7 +193,7 @@ def _order(graph: Rpeg) -> list[str]:
     for trainer in (operator for operator in graph.operators if operator.role is Role.TRAINING):
         published = {edge.target for edge in graph.publication_edges if edge.source == trainer.name}
         for operator in graph.operators:
-            if operator.model != trainer.model or operator.role is Role.TRAINING:
+            if operator.model not in trainer.models or operator.role is Role.TRAINING:
                 continue
             if operator.name not in before[trainer.name]:
                 path = f"no data edges lead from it to {trainer.name!r}"

@@ -52,8 +52,9 @@ class Node:
         microbatches: of the operator, 0 for transfers.
         container: what a transfer carries.
         payload_bytes: bytes of a transfer, 0 for OP.
-        model: invoked or carried model, None for data transfers and functions.
+        model: invoked or carried model, None for data transfers and functions; the first of a fused operator.
         version: version of ``model`` that is used or installed.
+        also: the further models of a fused operator, all used in ``version``: step k trains version k of each.
     """
 
     index: int
@@ -69,6 +70,12 @@ class Node:
     payload_bytes: float = 0.0
     model: str | None = None
     version: int | None = None
+    also: tuple[str, ...] = ()
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """All models that are used or installed in ``version``."""
+        return (() if self.model is None else (self.model,)) + self.also
 
     @property
     def label(self) -> str:
@@ -147,7 +154,7 @@ class _Lowering:
         self.edges: dict[tuple[int, int], None] = {}
         self.chains: dict[Invocation, list[int]] = {}
         self.installed: dict[tuple[str, int, Allocation, Layout], int] = {}
-        self.redistributed: set[Invocation] = set()
+        self.redistributed: set[tuple[Invocation, str]] = set()
 
     # Stage 1
     def instantiate_operators(self) -> None:
@@ -182,7 +189,7 @@ class _Lowering:
         for model in self.rpeg.models:
             if not model.trainable:
                 continue
-            owners = [name for name in order if self.rpeg.operator(name).model == model.name]
+            owners = [name for name in order if model.name in self.rpeg.operator(name).models]
             for first, second in itertools.pairwise(owners):
                 a, b = self.plan[first], self.plan[second]
                 if model.staleness > 0 and a.allocation.disjoint(b.allocation):
@@ -193,8 +200,8 @@ class _Lowering:
                     if a.allocation != b.allocation or (own and a.layout != b.layout):
                         self.precede(self.chains[u][-1], self.chains[v][0])
                     elif a.layout != b.layout:
-                        self.reshard(u, v)
-                        self.redistributed.add(v)
+                        self.reshard(u, v, model.name)
+                        self.redistributed.add((v, model.name))
 
     # Stage 4
     def publish_across_steps(self) -> None:
@@ -209,7 +216,7 @@ class _Lowering:
         first = self.chains[edge.target][0]
         model = self.rpeg.container(edge.container).model
         key = (model, self.version(edge.target), target.allocation, target.layout)
-        if edge.target in self.redistributed:  # Stage 3 brings this version from an operator that has it
+        if (edge.target, model) in self.redistributed:  # Stage 3 brings this version from an operator that has it
             self.precede(self.chains[edge.source][-1], first)
         elif key in self.installed:
             self.precede(self.installed[key], first)
@@ -221,13 +228,13 @@ class _Lowering:
             )
             self.installed[key] = node
         elif source.layout != target.layout:
-            self.installed[key] = self.reshard(edge.source, edge.target)
+            self.installed[key] = self.reshard(edge.source, edge.target, model)
         else:
             self.precede(self.chains[edge.source][-1], first)
 
-    def reshard(self, source: Invocation, target: Invocation) -> int:
-        assignment, model = self.assignment(target), self.rpeg.model_of(target.operator)
-        container = next(c for c in self.rpeg.containers if c.model == model.name)
+    def reshard(self, source: Invocation, target: Invocation, model: str) -> int:
+        assignment = self.assignment(target)
+        container = next(c for c in self.rpeg.containers if c.model == model)
         node = self.add(
             kind=NodeKind.RESHARD,
             operator=target.operator,
@@ -237,7 +244,7 @@ class _Lowering:
             layout=assignment.layout,
             container=container.name,
             payload_bytes=float(container.bytes),
-            model=model.name,
+            model=model,
             version=self.version(target),
         )
         self.precede(self.chains[source][-1], node)
@@ -265,7 +272,7 @@ class _Lowering:
         return node
 
     def add_operator(self, invocation: Invocation, phase: int | None) -> int:
-        assignment, model = self.assignment(invocation), self.rpeg.model_of(invocation.operator)
+        assignment, models = self.assignment(invocation), self.rpeg.operator(invocation.operator).models
         return self.add(
             kind=NodeKind.OP,
             operator=invocation.operator,
@@ -274,8 +281,9 @@ class _Lowering:
             allocation=assignment.allocation,
             layout=assignment.layout,
             microbatches=assignment.microbatches,
-            model=None if model is None else model.name,
+            model=models[0] if models else None,
             version=self.version(invocation),
+            also=models[1:],
         )
 
     def add(self, **fields: object) -> int:

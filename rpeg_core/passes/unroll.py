@@ -96,11 +96,12 @@ def unroll(rpeg: Rpeg, steps: int) -> UnrolledGraph:
         )
     for op in rpeg.operators:
         if op.role is Role.TRAINING:
-            weights = next(name for name in op.outputs if rpeg.container(name).model == op.model)
-            edges.extend(
-                UnrolledEdge(Invocation(op.name, k - 1), Invocation(op.name, k), EdgeKind.UPDATE_ORDER, weights)
-                for k in range(1, steps)
-            )
+            for model in op.models:
+                weights = next(name for name in op.outputs if rpeg.container(name).model == model)
+                edges.extend(
+                    UnrolledEdge(Invocation(op.name, k - 1), Invocation(op.name, k), EdgeKind.UPDATE_ORDER, weights)
+                    for k in range(1, steps)
+                )
     return UnrolledGraph(rpeg=rpeg, steps=steps, invocations=invocations, edges=tuple(edges))
 
 

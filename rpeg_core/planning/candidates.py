@@ -7,6 +7,8 @@ them, so that every allocated GPU holds exactly one shard (P8) and every allocat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 import numpy as np
 
@@ -154,8 +156,10 @@ def illegal_assignment(
     return None
 
 
-def legal_layouts(machine: DeviceSpace, workload: Workload, model: ModelSpec | None) -> tuple[tuple[Layout, int], ...]:
-    """All (layout, microbatches) that satisfy P1-P6 and P8, sorted."""
+def legal_layouts(
+    machine: DeviceSpace, workload: Workload, model: ModelSpec | None, also: Sequence[ModelSpec] = ()
+) -> tuple[tuple[Layout, int], ...]:
+    """All (layout, microbatches) that satisfy P1-P6 and P8 for the model, and for those in ``also``; sorted."""
     tensors = _divisors(machine.gpus_per_node) if model is not None else (1,)
     pipelines = [p for p in _divisors(model.layers) if p == 1 or p % 2 == 0] if model is not None else [1]
     found = []
@@ -168,7 +172,9 @@ def legal_layouts(machine: DeviceSpace, workload: Workload, model: ModelSpec | N
                 if layout.gpus > machine.gpus:
                     continue
                 found.extend(
-                    (layout, mb) for mb in counts if illegal_layout(machine, workload, model, layout, mb) is None
+                    (layout, mb)
+                    for mb in counts
+                    if all(illegal_layout(machine, workload, m, layout, mb) is None for m in (model, *also))
                 )
     return tuple(sorted(found))
 
@@ -217,9 +223,18 @@ class Candidates:
         return attrs.evolve(self, layout=self.layout[indices], start=self.start[indices], stop=self.stop[indices])
 
 
-def legal_candidates(operator: str, machine: DeviceSpace, workload: Workload, model: ModelSpec | None) -> Candidates:
-    """All legal candidates of an operator, sorted by (layout, microbatches, start)."""
-    pairs = legal_layouts(machine, workload, model)
+def legal_candidates(
+    operator: str,
+    machine: DeviceSpace,
+    workload: Workload,
+    model: ModelSpec | None,
+    also: Sequence[ModelSpec] = (),
+) -> Candidates:
+    """All legal candidates of an operator, sorted by (layout, microbatches, start).
+
+    A fused operator's are legal for each of its models, ``model`` and those in ``also``.
+    """
+    pairs = legal_layouts(machine, workload, model, also)
     layout, start, stop = [], [], []
     cache: dict[Layout, tuple[int, ...]] = {}
     for row, (degrees, _) in enumerate(pairs):

@@ -19,6 +19,7 @@ from rpeg_core.errors import PlanFileError, RpegError
 from rpeg_core.ir import Rpeg, from_dict, to_dict
 from rpeg_core.passes.evaluate import EvaluationOptions, Prediction
 from rpeg_core.passes.lower import NodeKind
+from rpeg_core.passes.microtasks import Microtask, microtasks
 from rpeg_core.passes.score import usable_bytes
 from rpeg_core.planning.assignment import Assignment, ExecutionPlan, Layout
 from rpeg_core.planning.pins import parse_gpus
@@ -126,6 +127,16 @@ class Plan:
         return self.experiment.workload
 
     @property
+    def microtasks(self) -> dict[str, tuple[tuple[Microtask, ...], ...]]:
+        """Of each fused operator, what every pipeline stage does in order for one minibatch of all its rows."""
+        return {
+            op.name: microtasks([training.name for training in op.fused], a.layout.pipeline, a.microbatches)
+            for op in self.rpeg.operators
+            if op.fused
+            for a in [self.assignments[op.name]]
+        }
+
+    @property
     def digest(self) -> str:
         """``sha256:...`` over the canonical JSON of :meth:`document` without ``search`` and ``digest``."""
         return _digest(self._body())
@@ -145,6 +156,9 @@ class Plan:
             Path(path).write_text(json.dumps(self.document(), indent=1) + "\n", encoding="utf-8")
         except OSError as error:
             raise PlanFileError(f"cannot write {path}", facts=[error.strerror or str(error)]) from error
+
+    def _schedules(self) -> dict[str, list[list[str]]]:
+        return {name: [[str(task) for task in stage] for stage in stages] for name, stages in self.microtasks.items()}
 
     def _body(self) -> dict[str, Any]:
         return {
@@ -167,6 +181,7 @@ class Plan:
                 }
                 for name, a in self.assignments.items()
             },
+            **({"microtasks": schedules} if (schedules := self._schedules()) else {}),
             "machine": attrs.asdict(self.machine),
             "options": attrs.asdict(self.options),
             "prediction": attrs.asdict(self.prediction),
@@ -207,7 +222,14 @@ def load_plan(path: Path | str) -> Plan:
             hint="change the experiment's `pin:` instead and run `rpeg predict`",
         )
     try:
-        return _plan(document)
+        plan = _plan(document)
+        if document.get("microtasks", {}) != plan._schedules():
+            raise PlanFileError(
+                f"{path} has another schedule of microtasks than this version of rpeg-core makes",
+                facts=[f"rpeg-core {document['rpeg_version']} made the plan, this is {__version__}"],
+                hint="make the plan again with `rpeg plan`",
+            )
+        return plan
     except RpegError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -95,7 +95,7 @@ class Planner:
         """Every structure that the experiment allows and the template offers.
 
         Raises:
-            ExperimentError: an option is asked for that the template does not offer.
+            ExperimentError: an option is asked for that the template does not offer, or options exclude each other.
         """
         choices = self.experiment.structure
         for option in STRUCTURAL_OPTIONS:
@@ -110,7 +110,17 @@ class Planner:
         if any(choices.actor_critic_sharing):
             shared = tuple(self.graph(Structure(staleness=(), actor_critic_sharing=True)).staleness)
         separate = tuple(self.graph(Structure(staleness=())).staleness)
-        return enumerate_structures(choices, separate, shared)
+        found = enumerate_structures(choices, separate, shared)
+        if not found:
+            raise ExperimentError(
+                "structure.actor_critic_sharing and structure.fusion are both [True]",
+                facts=[
+                    "a shared backbone has one training, which fuses with nothing",
+                    "allowed: one of them at a time",
+                ],
+                hint="set structure.fusion: [false]",
+            )
+        return found
 
     def graph(self, structure: Structure) -> Rpeg:
         """The graph that the algorithm template builds for a structure."""

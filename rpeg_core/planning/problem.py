@@ -23,9 +23,10 @@ from rpeg_core.planning.candidates import Candidates, illegal_layout, legal_cand
 from rpeg_core.planning.pins import Pin
 from rpeg_core.planning.structures import Structure
 from rpeg_core.spec.machine import DeviceSpace, HardwareProfile
+from rpeg_core.spec.models import ModelSpec
 from rpeg_core.spec.workload import Workload
 
-__all__ = ["Evaluator", "Problem", "ReadableEvaluator", "StructureProblem", "build_structure"]
+__all__ = ["Evaluator", "Problem", "ReadableEvaluator", "StructureProblem", "build_structure", "model_specs"]
 
 
 class Evaluator(Protocol):
@@ -167,8 +168,7 @@ def build_structure(
         CostTermError: a cost term fails.
     """
     legal = {
-        op.name: legal_candidates(op.name, machine, workload, None if op.model is None else rpeg.model(op.model).spec)
-        for op in rpeg.operators
+        op.name: legal_candidates(op.name, machine, workload, *model_specs(rpeg, op.name)) for op in rpeg.operators
     }
     book = CostBook(
         rpeg=rpeg,
@@ -192,6 +192,12 @@ def build_structure(
         seconds = costs.whole.total[candidates.layout[indices]]
         kept.append(candidates.take(indices[np.argsort(seconds, kind="stable")]))
     return StructureProblem(structure=structure, rpeg=rpeg, candidates=tuple(kept), book=book, options=options)
+
+
+def model_specs(rpeg: Rpeg, operator: str) -> tuple[ModelSpec | None, tuple[ModelSpec, ...]]:
+    """The architecture of an operator's model, None for a function, and of its further models when it is fused."""
+    first, *others = [model.spec for model in rpeg.models_of(operator)] or [None]
+    return first, tuple(others)
 
 
 def _pinned(
@@ -223,8 +229,7 @@ def _pin_reason(
     pin: Pin, rpeg: Rpeg, operator: str, machine: DeviceSpace, workload: Workload, degrees_are_legal: bool
 ) -> str:
     """The rule that the pin breaks, in the words of the candidates module."""
-    model = rpeg.model_of(operator)
-    spec = None if model is None else model.spec
+    spec, also = model_specs(rpeg, operator)
     where = pin.allocation
     if where is not None and where.stop > machine.gpus:
         return f"P7: GPUs {where} are outside the cluster's 0-{machine.gpus - 1}"
@@ -234,8 +239,8 @@ def _pin_reason(
         data = where.size // (tensor * pipeline)
     microbatches = pin.microbatches or (1 if pipeline == 1 else pipeline)
     layout = Layout(data, pipeline, tensor)
-    reason = illegal_layout(machine, workload, spec, layout, microbatches)
-    if reason is not None:
+    reasons = (illegal_layout(machine, workload, model, layout, microbatches) for model in (spec, *also))
+    for reason in filter(None, reasons):
         return reason
     if where is not None and degrees_are_legal and layout.gpus == where.size:
         starts = ", ".join(str(start) for start in origins(machine, layout)[:8])

@@ -62,7 +62,7 @@ def enumerate_structures(
     found = []
     for sharing, fusion in itertools.product(sorted(set(choices.actor_critic_sharing)), sorted(set(choices.fusion))):
         models = shared_trainable if sharing else trainable
-        if models is None:
+        if models is None or (sharing and fusion):  # a shared backbone has one training, which fuses with nothing
             continue
         for taus in itertools.product(sorted(set(choices.staleness)), repeat=len(models)):
             found.append(

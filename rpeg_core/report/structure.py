@@ -141,6 +141,10 @@ def _neighbours(plan: Plan, allowed: tuple[Structure, ...]) -> Iterator[tuple[st
         value = getattr(own, option)
         if value or any(getattr(structure, option) for structure in allowed):
             changed = attrs.evolve(own, **{option: not value})
+            if changed.actor_critic_sharing and changed.fusion:  # a shared backbone has nothing to fuse
+                if option == "fusion":
+                    continue
+                changed = attrs.evolve(changed, fusion=False)
             names = dict.fromkeys(name for s in allowed if getattr(s, option) != value for name, _ in s.staleness)
             if names:
                 longest = max((tau for _, tau in own.staleness), default=0)
@@ -158,7 +162,8 @@ def _places(plan: Plan, graph: Rpeg) -> ExecutionPlan | None:
         kin = [
             other.name
             for other in plan.rpeg.operators
-            if other.role is operator.role and _related(other.model, operator.model)
+            if other.role is operator.role
+            and any(_related(one, model) for one in other.models for model in operator.models)
         ]
         if not kin:
             return None
@@ -166,6 +171,6 @@ def _places(plan: Plan, graph: Rpeg) -> ExecutionPlan | None:
     return found
 
 
-def _related(one: str | None, other: str | None) -> bool:
+def _related(one: str, other: str) -> bool:
     """Whether one model's name is a part of the other's, as ``actor`` and ``critic`` are of ``actor_critic``."""
-    return one is not None and other is not None and bool(set(one.split("_")) & set(other.split("_")))
+    return bool(set(one.split("_")) & set(other.split("_")))

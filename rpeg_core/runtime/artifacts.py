@@ -82,7 +82,7 @@ class ArtifactReads:
             here = before.operator != after.operator and before.allocation == after.allocation
             return self._between(self._rpeg.data_edges, before, after) if here else ()
         if before.operator == after.operator:
-            return (self._weights(before.model),)
+            return tuple(map(self._weights, before.models))
         in_place = before.allocation == after.allocation and before.layout == after.layout
         return self._between(self._rpeg.publication_edges, before, after) if in_place else ()
 
@@ -106,14 +106,12 @@ class ArtifactReads:
                         yield from ((part, container) for part in ([parts[node.phase]] if by_part else parts))
 
     def _initial_weights(self, node: Node) -> Iterable[Made]:
-        model = self._rpeg.model_of(node.operator)
-        if model is None or not model.trainable or node.version != 0:
-            return
-        container = self._weights(model.name)
-        if all(other != container for _, other in self._reads[node.index]):
-            key = (container, node.allocation, node.layout)
-            artifact = self._initial.setdefault(key, Artifact(-1 - len(self._initial), *key))
-            yield artifact.node, container
+        for model in self._rpeg.models_of(node.operator) if node.version == 0 else ():
+            container = self._weights(model.name)
+            if model.trainable and all(other != container for _, other in self._reads[node.index]):
+                key = (container, node.allocation, node.layout)
+                artifact = self._initial.setdefault(key, Artifact(-1 - len(self._initial), *key))
+                yield artifact.node, container
 
     def _is_one_part(self, made: Made, reader: Node) -> bool:
         """Whether only one sub-node of the reader's chain reads it."""

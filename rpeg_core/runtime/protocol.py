@@ -89,7 +89,7 @@ class Dispatch:
     """Run a node on all GPUs of ``held``, which it has to itself until it is reported finished.
 
     Attributes:
-        node: what to run; ``node.model`` and ``node.version`` bind the weights that it uses or installs, and
+        node: what to run; ``node.models`` and ``node.version`` bind the weights that it uses or installs, and
             ``node.index`` names it in :class:`NodeFinished`.
         inputs: what it reads. A container of the dataset, or the weights of a frozen model, is not among them: they
             are no node's work.

@@ -271,6 +271,8 @@ class Semantics(Protocol):
             for chosen in minibatch_rows(...):                  # one optimizer update
                 for microbatch in chosen:                       # forward, loss, backward
                     semantics.loss(operator.name, outputs, rows, mask, counts, settings)
+
+    A fused operator is run like this for each of its ``trainings``, under that training's name.
     """
 
     contents: Mapping[str, Content]

@@ -130,6 +130,7 @@ class Window:
             payload_bytes=template.payload_bytes,
             model=template.model,
             version=version,
+            also=template.also,
         )
 
     def nodes(self, step: int) -> Iterator[Node]:

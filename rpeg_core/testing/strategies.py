@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from rpeg_core.ir import Role, Rpeg, RpegBuilder
 from rpeg_core.planning.assignment import Assignment, ExecutionPlan
 from rpeg_core.planning.candidates import legal_candidates
+from rpeg_core.planning.problem import model_specs as specs_of
 from rpeg_core.spec.machine import DeviceSpace
 from rpeg_core.spec.models import Head, ModelSpec
 from rpeg_core.spec.workload import LengthQuantile, Workload
@@ -123,9 +124,7 @@ def execution_plans(draw: st.DrawFn, rpeg: Rpeg, machine: DeviceSpace, workload:
     """A legal plan. Operators often share an allocation or a whole assignment, as in good plans."""
     plan: dict[str, Assignment] = {}
     for operator in rpeg.operators:
-        model = rpeg.model_of(operator.name)
-        spec = None if model is None else model.spec
-        candidates = legal_candidates(operator.name, machine, workload, spec)
+        candidates = legal_candidates(operator.name, machine, workload, *specs_of(rpeg, operator.name))
         known = sorted({a for a in plan.values() if candidates.find(a) is not None})
         taken = {(a.allocation.start, a.allocation.stop) for a in plan.values()}
         places = zip(candidates.start.tolist(), candidates.stop.tolist(), strict=True)
@@ -156,6 +155,7 @@ class _Draft:
     model: str | None
     parents: tuple[int, ...]
     writes: tuple[str, ...]
+    fused: tuple[tuple[str, str | None], ...] = ()
 
 
 class _Drawing:
@@ -172,6 +172,8 @@ class _Drawing:
             self.drafts.append(self.serving_operator())
         for model in self.trainable:
             self.drafts.append(self.training_operator(model))
+        if trained > 1 and draw(st.booleans()):
+            self.fuse(draw(st.integers(2, trained)))
 
     def serving_operator(self) -> _Draft:
         index = len(self.drafts)
@@ -190,6 +192,13 @@ class _Drawing:
         own = [i for i in serving if self.drafts[i].model == model]
         parents = tuple(sorted({*own, *self.some(serving)}))
         return _Draft(self.names[len(self.drafts)], Role.TRAINING, model, parents, ())
+
+    def fuse(self, count: int) -> None:
+        """One operator of the last ``count`` trainings."""
+        parts = self.drafts[-count:]
+        parents = tuple(sorted({parent for part in parts for parent in part.parents}))
+        fused = tuple((part.name, part.model) for part in parts)
+        self.drafts[-count:] = [_Draft(parts[0].name, Role.TRAINING, parts[0].model, parents, (), fused)]
 
     def some(self, indices: Any) -> tuple[int, ...]:
         """A subset, ascending."""
@@ -220,13 +229,14 @@ class _Drawing:
                 builder.connect(self.names[source], name, self.names[target])
         for draft in self.drafts:
             if draft.role is Role.TRAINING:
-                served = [d.name for d in self.drafts if d.model == draft.model and d.role is not Role.TRAINING]
+                trained = {draft.model, *(model for _, model in draft.fused)}
+                served = [d.name for d in self.drafts if d.model in trained and d.role is not Role.TRAINING]
                 builder.publish(draft.name, *served)
         return builder.build()
 
     def declare_models(self, builder: RpegBuilder) -> None:
         generating = {draft.model for draft in self.drafts if draft.role is Role.GENERATION}
-        used = {draft.model for draft in self.drafts}
+        used = {*self.trainable, *(draft.model for draft in self.drafts)}
         for name in self.draw(st.permutations([*self.trainable, *self.frozen])):
             if name in used:
                 head = Head.LM if name in generating else self.draw(st.sampled_from(list(Head)))
@@ -245,7 +255,9 @@ class _Drawing:
         over_edges = {name for parent in draft.parents for name in carried[parent, index]}
         reachable = [name for i in sorted(self.ancestors(index)) for name in self.drafts[i].writes]
         reads = over_edges | set(self.some_names(reachable)) or {"prompts"}
-        if draft.role is Role.TRAINING:
+        if draft.fused:
+            builder.fused_training(draft.name, dict(draft.fused), reads=reads)
+        elif draft.role is Role.TRAINING:
             builder.training(draft.name, draft.model, reads=reads)
         elif draft.model is None:
             seconds = self.draw(st.sampled_from((0.0, 1e-3, 0.25)))

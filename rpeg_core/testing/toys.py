@@ -21,6 +21,7 @@ from rpeg_core.costing.book import ActiveTerm, CostBook
 from rpeg_core.ir import Rpeg, RpegBuilder
 from rpeg_core.planning.assignment import Assignment, ExecutionPlan, Layout
 from rpeg_core.planning.candidates import legal_candidates
+from rpeg_core.planning.problem import model_specs
 from rpeg_core.records import CostTerm, MemoryKind, NoSettings, Target
 from rpeg_core.spec.machine import (
     Allocation,
@@ -146,8 +147,11 @@ def toy_mini(*, tau: int = 0, model: ModelSpec | None = None) -> Rpeg:
     return b.build()
 
 
-def toy_ppo(*, tau: int = 0, critic_tau: int | None = None) -> Rpeg:
-    """The six operators of PPO on four toy models; completions have 6400 bytes, rewards 32, the rest 3200."""
+def toy_ppo(*, tau: int = 0, critic_tau: int | None = None, fused: bool = False) -> Rpeg:
+    """The six operators of PPO on four toy models; completions have 6400 bytes, rewards 32, the rest 3200.
+
+    With ``fused`` both trainings are one operator ``fused_training``.
+    """
     critic_tau = tau if critic_tau is None else critic_tau
     b = RpegBuilder("ppo")
     b.model("actor", toy_model("actor"), trainable=True, staleness=tau)
@@ -163,14 +167,20 @@ def toy_ppo(*, tau: int = 0, critic_tau: int | None = None) -> Rpeg:
     b.inference("reference_inference", "reference", reads=[completions], writes=[logprobs])
     b.inference("reward_inference", "reward", reads=[completions], writes=[rewards])
     b.inference("critic_inference", "critic", reads=[completions], writes=[values])
-    b.training("actor_training", "actor", reads=[completions, logprobs, rewards, values])
-    b.training("critic_training", "critic", reads=[completions, logprobs, rewards, values])
+    signals, trained = (
+        [completions, logprobs, rewards, values],
+        {"actor_training": "actor", "critic_training": "critic"},
+    )
+    if fused:
+        trainings = [b.fused_training("fused_training", trained, reads=signals)]
+    else:
+        trainings = [b.training(name, model, reads=signals) for name, model in trained.items()]
     b.connect("actor_generation", completions, "reference_inference", "reward_inference", "critic_inference")
-    b.connect("reference_inference", logprobs, "actor_training", "critic_training")
-    b.connect("reward_inference", rewards, "actor_training", "critic_training")
-    b.connect("critic_inference", values, "actor_training", "critic_training")
-    b.publish("actor_training", "actor_generation")
-    b.publish("critic_training", "critic_inference")
+    b.connect("reference_inference", logprobs, *trainings)
+    b.connect("reward_inference", rewards, *trainings)
+    b.connect("critic_inference", values, *trainings)
+    b.publish(trainings[0], "actor_generation")
+    b.publish(trainings[-1], "critic_inference")
     return b.build()
 
 
@@ -285,8 +295,7 @@ def toy_book(
     workload = workload or toy_workload()
 
     def layouts(operator: str) -> Layouts:
-        model = graph.model_of(operator)
-        return legal_candidates(operator, machine, workload, None if model is None else model.spec).layouts
+        return legal_candidates(operator, machine, workload, *model_specs(graph, operator)).layouts
 
     terms = [toy_seconds_term(seconds or {}), transfer or toy_transfer_term(), *memory, *extra]
     return CostBook(

@@ -52,11 +52,12 @@ PIN_HINT = "hint: change the pin, or leave the key out and let the search choose
             "  allowed: throughput, throughput_x_utilization, cost_per_token\n",
         ),
         (
-            {"structure": {"fusion": True}},
+            {"structure": {"actor_critic_sharing": True, "fusion": True}},
             4,
-            "error[experiment]: structure.fusion is [True]\n"
-            "  allowed: [False]; algorithm 'ppo' offers: actor_critic_sharing\n"
-            "hint: remove structure.fusion\n",
+            "error[experiment]: structure.actor_critic_sharing and structure.fusion are both [True]\n"
+            "  a shared backbone has one training, which fuses with nothing\n"
+            "  allowed: one of them at a time\n"
+            "hint: set structure.fusion: [false]\n",
         ),
         (
             {"models": {"kritic": {"same_as": "actor"}}},

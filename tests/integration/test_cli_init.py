@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
 import pytest
 
+from rpeg_core.cli.init import _rollouts
 from rpeg_core.planning.plan import load_plan
+from rpeg_core.plugins.registry import Registry
 from rpeg_core.spec.experiment import load_experiment
 
 
@@ -34,6 +37,13 @@ def test_the_comments_hold(rpeg, algorithm) -> None:
     assert opened != lines
     Path("y.yaml").write_text("\n".join(opened))
     assert rpeg("predict", "y.yaml", "--strategy", "greedy").code == 0
+
+
+def test_an_algorithm_that_nobody_knows_gets_rollouts_that_it_accepts() -> None:
+    grpo = attrs.evolve(Registry().get("algorithm", "grpo").record, name="mine")
+    assert _rollouts(grpo) == 8
+    assert _rollouts(attrs.evolve(Registry().get("algorithm", "dpo").record, name="mine")) == 2
+    assert _rollouts(Registry().get("algorithm", "ppo").record) == 1
 
 
 def test_an_existing_file_is_kept(rpeg) -> None:

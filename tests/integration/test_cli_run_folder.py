@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -18,7 +19,7 @@ from rpeg_core.runtime.trace import Trace
 STEPS = 6
 
 TOY = """
-import contextlib, json, os, signal, sys
+import contextlib, errno, json, os, signal, sys
 import attrs
 from rpeg_core import BackendSpec, hookimpl, setting
 from rpeg_core.errors import BackendError, ExecutionError
@@ -33,6 +34,7 @@ class Settings:
     steps: int = setting(6, help="Steps.", minimum=1)
     stop_at: int = setting(-1, help="Press Ctrl-C at the end of this step.")
     fail: bool = setting(False, help="Fail at the end.")
+    full: bool = setting(False, help="Find the disk full.")
     refuse: bool = setting(False, help="Refuse to begin.")
     begin: bool = setting(False, help="With refuse: write the trace of a run that began nothing.")
 
@@ -45,6 +47,8 @@ class Session(contextlib.AbstractContextManager):
 
     def run(self, request):
         requests.append(request)
+        if self.settings.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if self.settings.refuse:
             if self.settings.begin:
                 header = TraceHeader(plan="sha256:0", backend="toy", steps=6, clock="wall")
@@ -245,3 +249,18 @@ def test_two_runs_do_not_share_a_folder(run: Callable[..., Any]) -> None:
     assert "error[usage]: a run is under way in out" in refused.err
     assert {path: path.read_bytes() for path in Path("out").iterdir()} == before
     assert run("--output", "out", "--resume").code == 0
+
+
+def test_a_full_disk_is_a_run_that_failed(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = run("--output", "out", "--set", "toy.full=true")
+    assert (ran.code, ran.out) == (5, "")
+    assert ran.err.endswith(
+        "error[execution]: the run cannot go on: No space left on device\n  what was done is in out\n"
+    )
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Trace, "write_chrome", full)
+    ran = run("--output", "two", "--set", "toy.fail=true")
+    assert (ran.code, ran.err.count("worker of rank 1 was lost")) == (5, 1)

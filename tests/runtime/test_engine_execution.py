@@ -84,7 +84,7 @@ def broken_releases(run: object, rpeg: Rpeg, steps: int) -> list[str]:
     for artifact, time in released.items():
         if time != last_read.get(artifact, run.end_s.get(artifact.node)):
             found.append(f"{artifact} was not released when its last reader was done")
-    results = {op.name for op in rpeg.operators if op.role is Role.TRAINING}
+    results = [training for op in rpeg.operators for training in op.trainings]
     kept = [a for a in made if a not in released]
     if kept or run.left.artifacts != len(results):
         found.append(f"kept {kept}, {run.left.artifacts} artifacts in all")

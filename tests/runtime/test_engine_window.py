@@ -135,14 +135,14 @@ def test_the_weights_that_an_operator_reads_are_of_the_version_it_is_bound_to(ca
         return set().union(*(versions(*made) for made in reads.by_node[index] if made[1] == container))
 
     for node in graph.nodes:
-        model = case.rpeg.model_of(node.operator)
-        if node.kind is not NodeKind.OP or model is None or not model.trainable:
-            continue
-        found = [versions(*made) for made in reads.by_node[node.index] if made[1] == f"W_{model.name}"]
-        if case.rpeg.operator(node.operator).role is Role.TRAINING:
-            assert max(set().union(*found)) == node.version == node.step
-        else:
-            assert set().union(*found) == {node.version} == {max(0, node.step - model.staleness)}
+        for model in case.rpeg.models_of(node.operator):
+            if node.kind is not NodeKind.OP or not model.trainable:
+                continue
+            found = [versions(*made) for made in reads.by_node[node.index] if made[1] == f"W_{model.name}"]
+            if case.rpeg.operator(node.operator).role is Role.TRAINING:
+                assert max(set().union(*found)) == node.version == node.step
+            else:
+                assert set().union(*found) == {node.version} == {max(0, node.step - model.staleness)}
 
 
 def test_completions_reach_training_from_the_generation_that_made_them() -> None:

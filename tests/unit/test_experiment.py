@@ -201,7 +201,8 @@ def test_files_are_taken_from_the_folder_of_the_experiment(tmp_path) -> None:
             "no.csv",
             "error[experiment]: workload.response_lengths: cannot read no.csv\n"
             "  No such file or directory\n"
-            "  allowed: a list of [fraction, tokens] pairs, or a CSV file with the columns fraction,tokens",
+            "  allowed: a list of [fraction, tokens] pairs, or a CSV file with the columns fraction,tokens\n"
+            "hint: `rpeg profile-lengths` writes such a file; leave workload.response_lengths out until then",
         ),
         (
             "cluster.price_per_gpu_hour",

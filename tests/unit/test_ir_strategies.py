@@ -20,12 +20,12 @@ def test_graphs_make_sense(graph):
     published = {(edge.source, edge.target) for edge in graph.publication_edges}
     writer = {name: op.name for op in graph.operators for name in op.outputs if op.role is not Role.TRAINING}
     assert 2 <= len(graph.operators) <= 8
-    assert {op.model for op in graph.operators} - {None} == {model.name for model in graph.models}
-    trained = Counter(op.model for op in graph.operators if op.role is Role.TRAINING)
+    assert {name for op in graph.operators for name in op.models} == {model.name for model in graph.models}
+    trained = Counter(name for op in graph.operators if op.role is Role.TRAINING for name in op.models)
     assert trained == dict.fromkeys(graph.staleness, 1)
     for training in graph.operators:
         if training.role is Role.TRAINING:
-            served = {op.name for op in graph.operators if op.model == training.model} - {training.name}
+            served = {op.name for op in graph.operators if op.model in training.models} - {training.name}
             assert {target for source, target in published if source == training.name} == served
             assert served <= nx.ancestors(within, training.name)
     for operator in graph.operators:
@@ -65,6 +65,7 @@ def parallel_edges(graph):
 
 GRAPH_CASES = {
     "eight operators": lambda graph: len(graph.operators) == 8,
+    "a fused training": lambda graph: any(op.fused for op in graph.operators),
     "three trainable models": lambda graph: len(graph.staleness) == 3,
     "function": lambda graph: any(op.model is None for op in graph.operators),
     "mixed staleness": lambda graph: len(set(graph.staleness.values())) > 1,

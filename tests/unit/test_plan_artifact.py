@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -216,3 +217,32 @@ def test_a_folder_that_cannot_be_written(plan, tmp_path) -> None:
     with pytest.raises(PlanFileError) as caught:
         plan.save(tmp_path / "no" / "plan.json")
     assert caught.value.what == f"cannot write {tmp_path / 'no' / 'plan.json'}"
+
+
+def test_the_schedule_of_a_fused_training_is_part_of_the_plan(plan: Plan, tmp_path: Path) -> None:
+    assert "microtasks" not in plan.document()
+    places = {name: place for name, place in plan.assignments.items() if not name.endswith("_training")}
+    fused = attrs.evolve(
+        plan,
+        structure=attrs.evolve(plan.structure, fusion=True),
+        rpeg=toy_ppo(tau=1, fused=True),
+        assignments=places | {"fused_training": on(0, 2, pipeline=2, microbatches=2)},
+    )
+    stated = fused.document()["microtasks"]
+    assert list(stated) == ["fused_training"]
+    assert stated["fused_training"][1][:3] == ["F0 actor_training", "B0 actor_training", "F0 critic_training"]
+    path = tmp_path / "plan.json"
+    fused.save(path)
+    assert load_plan(path).digest == fused.digest
+
+    document = json.loads(path.read_text())
+    document["microtasks"]["fused_training"][0].reverse()
+    path.write_text(json.dumps(document))
+    with pytest.raises(PlanFileError, match="was changed after it was written"):
+        load_plan(path)
+    body = {key: value for key, value in document.items() if key not in ("search", "digest")}
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    document["digest"] = "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+    path.write_text(json.dumps(document))
+    with pytest.raises(PlanFileError, match="has another schedule of microtasks"):
+        load_plan(path)

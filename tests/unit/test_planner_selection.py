@@ -70,3 +70,16 @@ def test_the_text_of_no_graph_is_refused() -> None:
     for text in ("", "\n", "input W\n"):
         with pytest.raises(GraphError):
             from_text(text)
+
+
+def test_an_option_that_the_algorithm_does_not_offer_is_refused(registry: Registry) -> None:
+    document = copy.deepcopy(EXPERIMENT) | {"algorithm": "grpo", "structure": {"fusion": True}}
+    del document["models"]["critic"]
+    document["models"]["reference"] = {"same_as": "actor"}
+    with pytest.raises(ExperimentError) as caught:
+        Planner(parse_experiment(document), registry).structures()
+    assert str(caught.value) == (
+        "error[experiment]: structure.fusion is [True]\n"
+        "  allowed: [False]; algorithm 'grpo' offers: none\n"
+        "hint: remove structure.fusion"
+    )

@@ -90,3 +90,19 @@ def test_a_shared_backbone_is_compared_with_two_models_in_its_places(registry: R
     assert f"(×{factor:.2f}) against a model each for actor and critic" in text
     assert "; it frees " in text  # the critic's state, on the GPUs that train
     assert len(reasons(checked)) == 3
+
+
+def test_fusion_is_compared_with_one_training_after_the_other(registry: Registry) -> None:
+    fused = Structure(staleness=(("actor", 1), ("critic", 1)), fusion=True)
+    checked = recheck(made(registry, fused), registry)
+    (found,) = [rival for rival in rivals(checked) if rival.chosen == "fused training of actor and critic"]
+    apart = made(registry, attrs.evolve(fused, fusion=False))
+    assert found.step_s == apart.prediction.step_s
+    # Without a pipeline there is no bubble to fill: the trainings take as long, only their places in the step differ.
+    together, alone = checked.plan.prediction.operator_s, apart.prediction.operator_s
+    assert together["fused_training"][0] == pytest.approx(alone["actor_training"][0] + alone["critic_training"][0])
+    gpus, before, after = found.most_added
+    assert gpus == HIGH.allocation
+    assert after > before  # gradients and weights of both models at once
+    word = "saves" if found.own_step_s < found.step_s else "costs"
+    assert found.sentence().startswith(f"fused training of actor and critic {word} ")

@@ -30,7 +30,9 @@ def test_options_off_come_first_and_sharing_has_its_own_models():
     choices = StructureChoices(staleness=(0, 1), actor_critic_sharing=(False, True), fusion=(False, True))
     found = enumerate_structures(choices, ["actor", "critic"], ["shared"])
     options = [(s.actor_critic_sharing, s.fusion) for s in found]
-    assert options == [(False, False)] * 4 + [(False, True)] * 4 + [(True, False)] * 2 + [(True, True)] * 2
+    assert (
+        options == [(False, False)] * 4 + [(False, True)] * 4 + [(True, False)] * 2
+    )  # one training fuses with nothing
     assert [s.staleness for s in found[8:10]] == [(("shared", 0),), (("shared", 1),)]
 
 

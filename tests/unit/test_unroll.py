@@ -129,14 +129,14 @@ def test_any_graph_unrolls_into_an_acyclic_graph_that_obeys_the_formula(rpeg, st
         for k in range(steps):
             expected[edge.source, k, edge.target, k, "data"] += 1
     for edge in rpeg.publication_edges:
-        tau = rpeg.staleness[rpeg.operator(edge.source).model]
+        tau = rpeg.staleness[rpeg.operator(edge.target).model]
         for k in range(steps):
             if k > tau:
                 expected[edge.source, k - tau - 1, edge.target, k, "publication"] += 1
     for op in rpeg.operators:
         for k in range(1, steps):
             if op.role is Role.TRAINING:
-                expected[op.name, k - 1, op.name, k, "update order"] += 1
+                expected[op.name, k - 1, op.name, k, "update order"] += len(op.models)
     assert expected == Counter(
         (e.source.operator, e.source.step, e.target.operator, e.target.step, e.kind.value) for e in graph.edges
     )

@@ -38,7 +38,7 @@ compiled function over them outlives a change of what it calls, in whatever file
 NONE = -1
 
 # Columns of BoxTables.operators.
-TRAINS, MODEL, FEEDERS, PAIR_BEFORE, PAIR_SHADOW, ROOT, TRAINABLE = range(7)
+TRAINS, MODEL, FEEDERS, PAIRS_FIRST, PAIRS_STOP, ROOT, TRAINABLE = range(7)
 OPERATOR_COLUMNS = 7
 
 # Columns of BoxTables.groups: a union of groups has no rows and no starts. All but single layouts have two parts.
@@ -82,6 +82,7 @@ class BoxTables(NamedTuple):
     overlap_ranges: Ints
     overlaps: Ints
     overlap_seconds: Floats
+    pairs: Ints  # as in compiled.tables
     reshard_seconds: Floats
     gpus_per_node: int
     gpus_per_rack: int
@@ -153,6 +154,7 @@ def build_box_tables(
         overlap_ranges=evaluated.overlap_ranges,
         overlaps=evaluated.overlaps,
         overlap_seconds=evaluated.overlap_seconds,
+        pairs=evaluated.pairs,
         reshard_seconds=evaluated.reshard_seconds,
         gpus_per_node=machine.gpus_per_node,
         gpus_per_rack=machine.gpus_per_rack,
@@ -206,8 +208,8 @@ def _roles(operators: Ints, evaluated: compiled.Tables) -> None:
         operators[v, TRAINS] = row[compiled.TRAINS]
         operators[v, MODEL] = row[compiled.MODEL]
         operators[v, FEEDERS] = sum(1 << int(u) for u in set(feeders.tolist()))
-        operators[v, PAIR_BEFORE] = row[compiled.PAIR_BEFORE]
-        operators[v, PAIR_SHADOW] = row[compiled.PAIR_SHADOW]
+        operators[v, PAIRS_FIRST] = row[compiled.PAIRS_FIRST]
+        operators[v, PAIRS_STOP] = row[compiled.PAIRS_STOP]
         model = row[compiled.MODEL]
         operators[v, TRAINABLE] = model != NONE and not evaluated.models[model, compiled.FROZEN]
 

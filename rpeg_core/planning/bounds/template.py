@@ -35,9 +35,10 @@ from rpeg_core.planning.bounds.tables import (
     EDGE_TABLE,
     EDGE_TARGET,
     FROM_TRAINING,
+    MODEL,
     NONE,
-    PAIR_BEFORE,
-    PAIR_SHADOW,
+    PAIRS_FIRST,
+    PAIRS_STOP,
     PHASES,
     PUBLICATION_TABLE,
     RIVALS,
@@ -53,6 +54,7 @@ from rpeg_core.planning.bounds.tables import (
     WORK,
 )
 from rpeg_core.planning.compiled.kernel import helper
+from rpeg_core.planning.compiled.tables import PAIR_BEFORE, PAIR_MODEL, PAIR_SHADOW
 
 __all__ = [
     "END_END",
@@ -106,7 +108,11 @@ def build_template(t, group, start, w):
         u, v, shift = publications[p, FROM_TRAINING], publications[p, TO_SERVING], publications[p, STEPS_LATER]
         u_start, u_stop, v_start, v_stop = start[u], start[u] + w.fewest[u], start[v], start[v] + w.fewest[v]
         seconds = 0.0
-        if u_start != NONE and v_start != NONE and _brings(operators, start, w.fewest, w.most, publications[p], v):
+        if (
+            u_start != NONE
+            and v_start != NONE
+            and _brings(operators, t.pairs, start, w.fewest, w.most, publications[p], v)
+        ):
             size = groups[group[v], SIZE]
             tier = _tier(t.gpus_per_node, t.gpus_per_rack, min(u_start, v_start), max(u_stop, v_stop))
             if u_start != v_start or u_stop != v_stop:
@@ -116,7 +122,7 @@ def build_template(t, group, start, w):
                     if t.overlaps[i] == shared:
                         seconds = t.overlap_seconds[i, tier]
             elif _other_degrees(groups, t.row_degrees, group[u], group[v]):
-                seconds = t.reshard_seconds[v, size, tier]
+                seconds = t.reshard_seconds[operators[v, MODEL], size, tier]
         if seconds > 0.0:
             node = counts[NODES]
             counts[NODES] = node + 1
@@ -128,23 +134,24 @@ def build_template(t, group, start, w):
         else:
             _precede(links, delays, counts, u, w.first[v], shift, 0.0)
     for v in t.order:
-        u = operators[v, PAIR_BEFORE]
-        if u != NONE and not (operators[v, PAIR_SHADOW] and w.meet[u, v] != MEETS):
-            same = _same(start, w.fewest, w.most, u, v)
-            if same == APART:
-                _precede(links, delays, counts, u, w.first[v], 0, 0.0)
-            # With staleness a trainer keeps its own weights.
-            own = operators[v, PAIR_SHADOW] and operators[v, TRAINS]
-            if same == MEETS and not own and _other_degrees(groups, t.row_degrees, group[u], group[v]):
-                tier = _tier(t.gpus_per_node, t.gpus_per_rack, start[v], start[v] + w.fewest[v])
-                seconds = t.reshard_seconds[v, groups[group[v], SIZE], tier]
-                node = counts[NODES]
-                counts[NODES] = node + 1
-                sequence[place] = node
-                place += 1
-                _node(w.seconds, w.work, w.runs_on, w.since, node, v, seconds, seconds * w.fewest[v] / t.gpus, 0)
-                _precede(links, delays, counts, u, node, 0, 0.0)
-                _precede(links, delays, counts, node, w.first[v], 0, 0.0)
+        for i in range(operators[v, PAIRS_FIRST], operators[v, PAIRS_STOP]):
+            u = t.pairs[i, PAIR_BEFORE]
+            if not (t.pairs[i, PAIR_SHADOW] and w.meet[u, v] != MEETS):
+                same = _same(start, w.fewest, w.most, u, v)
+                if same == APART:
+                    _precede(links, delays, counts, u, w.first[v], 0, 0.0)
+                # With staleness a trainer keeps its own weights.
+                own = t.pairs[i, PAIR_SHADOW] and operators[v, TRAINS]
+                if same == MEETS and not own and _other_degrees(groups, t.row_degrees, group[u], group[v]):
+                    tier = _tier(t.gpus_per_node, t.gpus_per_rack, start[v], start[v] + w.fewest[v])
+                    seconds = t.reshard_seconds[t.pairs[i, PAIR_MODEL], groups[group[v], SIZE], tier]
+                    node = counts[NODES]
+                    counts[NODES] = node + 1
+                    sequence[place] = node
+                    place += 1
+                    _node(w.seconds, w.work, w.runs_on, w.since, node, v, seconds, seconds * w.fewest[v] / t.gpus, 0)
+                    _precede(links, delays, counts, u, node, 0, 0.0)
+                    _precede(links, delays, counts, node, w.first[v], 0, 0.0)
         if w.first[v] != v:
             for q in range(t.phases - 1):
                 sequence[place] = w.first[v] + q
@@ -190,13 +197,15 @@ def _same(start, fewest, most, u, v):
 
 
 @helper
-def _brings(operators, start, fewest, most, publication, v):
+def _brings(operators, pairs, start, fewest, most, publication, v):
     """Whether a publication to v surely makes a transfer of its own, unless degrees and allocation are the same."""
     for o in range(operators.shape[0]):
         if publication[RIVALS] >> o & 1 and _same(start, fewest, most, o, v) != APART:
             return False
-    before = operators[v, PAIR_BEFORE]
-    return before == NONE or _same(start, fewest, most, before, v) == APART
+    for i in range(operators[v, PAIRS_FIRST], operators[v, PAIRS_STOP]):
+        if _same(start, fewest, most, pairs[i, PAIR_BEFORE], v) != APART:
+            return False
+    return True
 
 
 @helper

@@ -52,8 +52,10 @@ from rpeg_core.planning.compiled.tables import (
     OPERATOR,
     PAIR_BEFORE,
     PAIR_INDEX,
-    PAIR_KIND,
+    PAIR_MODEL,
     PAIR_SHADOW,
+    PAIRS_FIRST,
+    PAIRS_STOP,
     PUBLICATION_INDEX,
     PUBLICATION_SOURCE,
     PUBLICATION_TARGET,
@@ -253,6 +255,7 @@ def _lower(t, w):
 def _split(t, w):
     """Which operators become one node per length phase (Stage 1), and what each Stage 3 pair needs."""
     operators, lists, placed, disjoint = t.operators, t.lists, w.placed, w.disjoint
+    pairs, redistributed = t.pairs, w.redistributed
     n = operators.shape[0]
     for v in range(n):
         placed[v, SPLIT] = 0
@@ -265,27 +268,29 @@ def _split(t, w):
             placed[v, SPLIT] = 1
             for i in range(first, stop):
                 placed[lists[i], SPLIT] = 1
-        u = operators[v, PAIR_BEFORE]
-        if u == NONE or (operators[v, PAIR_SHADOW] and disjoint[u, v]):
-            placed[v, PAIR_KIND] = NOTHING
-        elif not _same_allocation(placed, u, v):
-            placed[v, PAIR_KIND] = PRECEDE
-        elif _same_degrees(placed, u, v):
-            placed[v, PAIR_KIND] = NOTHING
-        else:  # with staleness a trainer keeps its own weights
-            placed[v, PAIR_KIND] = PRECEDE if operators[v, PAIR_SHADOW] and operators[v, TRAINS] else REDISTRIBUTE
+        for i in range(operators[v, PAIRS_FIRST], operators[v, PAIRS_STOP]):
+            u = pairs[i, PAIR_BEFORE]
+            if pairs[i, PAIR_SHADOW] and disjoint[u, v]:
+                redistributed[i, KIND] = NOTHING
+            elif not _same_allocation(placed, u, v):
+                redistributed[i, KIND] = PRECEDE
+            elif _same_degrees(placed, u, v):
+                redistributed[i, KIND] = NOTHING
+            else:  # with staleness a trainer keeps its own weights
+                own = pairs[i, PAIR_SHADOW] and operators[v, TRAINS]
+                redistributed[i, KIND] = PRECEDE if own else REDISTRIBUTE
 
 
 @helper
 def _publish(t, w):
     """Stage 4: decide every publication and make its transfer. They only wait for earlier steps, so they come first."""
-    publications, lists, reshard_seconds = t.publications, t.lists, t.reshard_seconds
+    operators, publications, lists, reshard_seconds = t.operators, t.publications, t.lists, t.reshard_seconds
     placed, published, slots, slot_seconds = w.placed, w.published, w.slots, w.slot_seconds
     count = 0
     for p in range(publications.shape[0]):
         u, v = publications[p, PUBLICATION_SOURCE], publications[p, PUBLICATION_TARGET]
         kind, slot = MOVE, NONE
-        if placed[v, PAIR_KIND] == REDISTRIBUTE:
+        if _redistributed(operators, w.redistributed, v):
             kind = PRECEDE  # Stage 3 brings this version
         else:
             for i in range(publications[p, RIVALS_FIRST], publications[p, RIVALS_STOP]):
@@ -301,7 +306,7 @@ def _publish(t, w):
                 seconds = _publication_seconds(t.overlap_ranges, t.overlaps, t.overlap_seconds, placed, p, u, v)
                 source = u if t.reserve_source else v
             else:
-                seconds = reshard_seconds[v, placed[v, SIZE], _tier(placed, v, v)]
+                seconds = reshard_seconds[operators[v, MODEL], placed[v, SIZE], _tier(placed, v, v)]
                 source = v
             slot = count
             label = PUBLICATION_LABEL + publications[p, PUBLICATION_INDEX]
@@ -320,6 +325,15 @@ def _publication_seconds(ranges, overlaps, seconds, placed, p, u, v):
         if overlaps[i] == shared:
             return seconds[i, _tier(placed, u, v)]
     return np.nan
+
+
+@helper
+def _redistributed(operators, redistributed, v):
+    """Whether Stage 3 brings a serving operator the weights of its model."""
+    for i in range(operators[v, PAIRS_FIRST], operators[v, PAIRS_STOP]):
+        if redistributed[i, KIND] == REDISTRIBUTE:
+            return True
+    return False
 
 
 @helper
@@ -343,6 +357,7 @@ def _instantiate(t, w, count):
     operators, data_edges, data_seconds, costs = t.operators, t.data_edges, t.data_seconds, t.costs
     placed, slots, slot_seconds, data_slot = w.placed, w.slots, w.slot_seconds, w.data_slot
     edges, counts, phases = w.edges, w.counts, t.phases
+    pairs, redistributed = t.pairs, w.redistributed
     for v in t.order:
         first_edge, stop_edge = operators[v, DATA_FIRST], operators[v, DATA_STOP]
         for e in range(first_edge, stop_edge):
@@ -364,10 +379,11 @@ def _instantiate(t, w, count):
                 _edge(edges, counts, placed[u, CHAIN_LAST], count, 0)
                 slot_seconds[count] = data_seconds[e, 0, a, b, tier]
                 count = _slot(slots, count, v, source, 0, 0, label)
-        redistribution = count
-        if placed[v, PAIR_KIND] == REDISTRIBUTE:
-            slot_seconds[count] = t.reshard_seconds[v, placed[v, SIZE], _tier(placed, v, v)]
-            count = _slot(slots, count, v, v, 0, 0, PAIR_LABEL + operators[v, PAIR_INDEX])
+        for i in range(operators[v, PAIRS_FIRST], operators[v, PAIRS_STOP]):
+            if redistributed[i, KIND] == REDISTRIBUTE:
+                redistributed[i, SLOT] = count
+                slot_seconds[count] = t.reshard_seconds[pairs[i, PAIR_MODEL], placed[v, SIZE], _tier(placed, v, v)]
+                count = _slot(slots, count, v, v, 0, 0, PAIR_LABEL + pairs[i, PAIR_INDEX])
         head, cost = count, placed[v, COSTS]
         placed[v, CHAIN_FIRST] = head
         if placed[v, SPLIT]:
@@ -389,12 +405,13 @@ def _instantiate(t, w, count):
                     _edge(edges, counts, data_slot[e] + q, head + q, 0)
             else:
                 _edge(edges, counts, data_slot[e], head, 0)
-        if placed[v, PAIR_KIND] != NOTHING:
-            before = placed[operators[v, PAIR_BEFORE], CHAIN_LAST]
-            if placed[v, PAIR_KIND] == REDISTRIBUTE:
-                _edge(edges, counts, before, redistribution, 0)
-                before = redistribution
-            _edge(edges, counts, before, head, 0)
+        for i in range(operators[v, PAIRS_FIRST], operators[v, PAIRS_STOP]):
+            if redistributed[i, KIND] != NOTHING:
+                before = placed[pairs[i, PAIR_BEFORE], CHAIN_LAST]
+                if redistributed[i, KIND] == REDISTRIBUTE:
+                    _edge(edges, counts, before, redistributed[i, SLOT], 0)
+                    before = redistributed[i, SLOT]
+                _edge(edges, counts, before, head, 0)
         if operators[v, TRAINS]:
             _edge(edges, counts, head, head, 1)  # updates of one optimizer are ordered
     return count

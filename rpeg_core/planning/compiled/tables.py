@@ -42,26 +42,32 @@ CANDIDATE_COLUMNS = 16
 
 # Further columns of Workspace.placed, which begins with those of the chosen candidate: its segments, its nodes in the
 # template, and how lowering treats the operator.
-SEGMENT_FIRST, SEGMENT_STOP, CHAIN_FIRST, CHAIN_LAST, SPLIT, PAIR_KIND = range(9, 15)
-PLACED_COLUMNS = 15
+SEGMENT_FIRST, SEGMENT_STOP, CHAIN_FIRST, CHAIN_LAST, SPLIT = range(9, 14)
+PLACED_COLUMNS = 14
 
 # Columns of Tables.costs.
 WHOLE, TRAINING_STATE, WEIGHTS, TRANSIENT, FIRST_PHASE = range(5)
 
-# Columns of Tables.operators. X_FIRST and X_STOP delimit a part of Tables.lists, DATA_* rows of Tables.data_edges.
+# Columns of Tables.operators. X_FIRST and X_STOP delimit a part of Tables.lists, DATA_* rows of Tables.data_edges,
+# PAIRS_* of Tables.pairs.
 (
     FIRST_CANDIDATE,
     TRAINS,
-    MODEL,  # NONE for a function
+    MODEL,  # NONE for a function; the first of a fused operator, whose state and transients are those of all its models
     FEEDERS_FIRST,  # for an inference: the generations that feed it
     FEEDERS_STOP,
     DATA_FIRST,
     DATA_STOP,
-    PAIR_BEFORE,  # Stage 3 of lowering: the operator that has the model before this one, NONE when there is none
-    PAIR_INDEX,
-    PAIR_SHADOW,  # the pair has staleness: disjoint allocations need nothing, and training no weights of the other
-) = range(10)
-OPERATOR_COLUMNS = 10
+    PAIRS_FIRST,  # for each of its models that another operator has before it in the step
+    PAIRS_STOP,
+) = range(9)
+OPERATOR_COLUMNS = 9
+
+# Columns of Tables.pairs (Stage 3 of lowering), which are grouped by their second operator: the first one, the model,
+# whether it has staleness (disjoint allocations need nothing, and training no weights of the other), and the position
+# in the order in which lowering visits them.
+PAIR_BEFORE, PAIR_MODEL, PAIR_SHADOW, PAIR_INDEX = range(4)
+PAIR_COLUMNS = 4
 
 # Columns of Tables.models: the operators that invoke one, whether it is frozen, and the copies kept to serve it.
 USERS_FIRST, USERS_STOP, FROZEN, COPIES = range(4)
@@ -79,7 +85,7 @@ PUBLICATION_COLUMNS = 6
 OPERATOR, SOURCE, IS_OP, SINCE, LABEL, SUCCESSORS_FIRST, CURSOR = range(7)
 SLOT_COLUMNS = 7
 
-# Columns of Workspace.edges, .successors, .published and .ready.
+# Columns of Workspace.edges, .successors, .published, .redistributed and .ready.
 FROM, TO, STEPS_LATER = range(3)
 SUCCESSOR_SLOT, SUCCESSOR_OFFSET = range(2)
 KIND, SLOT = range(2)
@@ -110,7 +116,8 @@ class Tables(NamedTuple):
     lists: Ints
     data_edges: Ints
     data_seconds: Floats  # (edges, whole then each phase, source size, target size, tier)
-    reshard_seconds: Floats  # (operators, size, tier): RESHARD of the operator's model
+    pairs: Ints
+    reshard_seconds: Floats  # (models, size, tier)
     publications: Ints
     overlap_ranges: Ints  # (publications, source size, target size, first and stop row of overlaps)
     overlaps: Ints  # GPUs shared by source and target
@@ -133,6 +140,7 @@ class Workspace(NamedTuple):
     shares: Floats  # (operators, operators): 1 where two share GPUs
     # Template of one step
     published: Ints
+    redistributed: Ints  # by pair
     data_slot: Ints  # first slot that carries a data edge, NONE for mere precedence
     slots: Ints
     slot_seconds: Floats
@@ -168,7 +176,7 @@ def build_tables(problem: StructureProblem) -> Tables:
     candidates, costs = _candidates(problem, sizes, len(phases), operators)
     data_edges, data_seconds = _data_edges(problem, sizes, [phase.finishing for phase in phases], operators)
     _roles(rpeg, operators, lists)
-    _pairs(rpeg, operators)
+    pairs = _pairs(rpeg, operators)
     publications = _publications(problem, lists)
     overlap_ranges, overlaps, overlap_seconds = _overlaps(problem, sizes, publications)
     return Tables(
@@ -185,6 +193,7 @@ def build_tables(problem: StructureProblem) -> Tables:
         models=_models(rpeg, lists),
         data_edges=data_edges,
         data_seconds=data_seconds,
+        pairs=pairs,
         reshard_seconds=_redistribution(problem, sizes),
         publications=publications,
         overlap_ranges=overlap_ranges,
@@ -302,30 +311,31 @@ def _reachable(machine: DeviceSpace, size: Ints, tier: Ints) -> np.ndarray:
     return (size <= inside[tier]) & exists[tier]
 
 
-def _pairs(rpeg: Rpeg, operators: Ints) -> None:
-    """Consecutive operators of each trainable model, in the order in which lowering visits them."""
-    operators[:, PAIR_BEFORE] = NONE
-    pairs = 0
-    for model in rpeg.models:
-        owners = [rpeg.operator(name) for name in data_order(rpeg) if rpeg.operator(name).model == model.name]
+def _pairs(rpeg: Rpeg, operators: Ints) -> Ints:
+    """Consecutive operators of each trainable model; numbered in the order in which lowering visits them."""
+    found: list[tuple[int, tuple[int, ...]]] = []  # (second operator, row)
+    for m, model in enumerate(rpeg.models):
+        owners = [rpeg.index(name) for name in data_order(rpeg) if model.name in rpeg.operator(name).models]
         for first, second in itertools.pairwise(owners) if model.trainable else ():
-            v = rpeg.index(second.name)
-            operators[v, PAIR_BEFORE], operators[v, PAIR_INDEX] = rpeg.index(first.name), pairs
-            operators[v, PAIR_SHADOW] = model.staleness > 0
-            pairs += 1
+            found.append((second, (first, m, model.staleness > 0, len(found))))
+    found.sort(key=lambda pair: pair[0])  # stable
+    targets = [second for second, _ in found]
+    for v in range(len(rpeg.operators)):
+        operators[v, PAIRS_FIRST : PAIRS_STOP + 1] = np.searchsorted(targets, [v, v + 1])
+    return np.array([row for _, row in found], np.int64).reshape(-1, PAIR_COLUMNS)
 
 
 def _redistribution(problem: StructureProblem, sizes: Ints) -> Floats:
     rpeg, book = problem.rpeg, problem.book
-    seconds = np.full((len(rpeg.operators), len(sizes), TIERS), np.nan)
+    seconds = np.full((len(rpeg.models), len(sizes), TIERS), np.nan)
     size, tier = np.meshgrid(sizes, np.arange(TIERS), indexing="ij")
     possible = _reachable(book.machine, size, tier)
     gpus, tiers = size[possible], tier[possible]
-    for v, op in enumerate(rpeg.operators):
-        if op.model is not None:
-            container = next(c for c in rpeg.containers if c.model == op.model)
+    for m, model in enumerate(rpeg.models):
+        if model.trainable:
+            container = next(c for c in rpeg.containers if c.model == model.name)
             payload = np.full(len(gpus), float(container.bytes))
-            seconds[v][possible] = _transfers(problem, True, payload, gpus, gpus, tiers)
+            seconds[m][possible] = _transfers(problem, True, payload, gpus, gpus, tiers)
     return seconds
 
 
@@ -403,7 +413,7 @@ def _shared_gpus(source: Ints, source_size: int, target: Ints, target_size: int)
 def build_workspace(tables: Tables) -> Workspace:
     """Scratch arrays that are large enough for every choice."""
     operators, data_edges, publications = len(tables.operators), len(tables.data_edges), len(tables.publications)
-    pairs = int(np.sum(tables.operators[:, PAIR_BEFORE] != NONE))
+    pairs = len(tables.pairs)
     transfers = data_edges * tables.phases + pairs + publications
     slots = operators * tables.phases + transfers
     # A transfer has an edge in and one out; chains and the update order have the rest.
@@ -425,6 +435,7 @@ def build_workspace(tables: Tables) -> Workspace:
         disjoint=ints(operators, operators),
         shares=floats(operators, operators),
         published=ints(publications, 2),
+        redistributed=ints(pairs, 2),
         data_slot=ints(data_edges),
         slots=ints(slots + 1, SLOT_COLUMNS),
         slot_seconds=floats(slots),

@@ -73,7 +73,7 @@ class Dispatched:
 
 @attrs.frozen
 class Bound:
-    """The weights that a node uses or installs."""
+    """Weights that a node uses or installs; a fused operator has a record for each of its models."""
 
     time_s: float
     node: int
@@ -135,7 +135,7 @@ Record = Dispatched | Bound | Started | Ended | Transferred | Released | Stopped
 
 
 def dispatch_records(instruction: Dispatch, time_s: float) -> Iterator[Record]:
-    """The records of a dispatch: the node, and the version that it is bound to."""
+    """The records of a dispatch: the node, and the versions that it is bound to."""
     node = instruction.node
     yield Dispatched(
         time_s,
@@ -152,8 +152,9 @@ def dispatch_records(instruction: Dispatch, time_s: float) -> Iterator[Record]:
         node.container,
         instruction.inputs,
     )
-    if node.model is not None and node.version is not None:
-        yield Bound(time_s, node.index, node.model, node.version)
+    if node.version is not None:
+        for model in node.models:
+            yield Bound(time_s, node.index, model, node.version)
 
 
 def release_record(instruction: Release, time_s: float) -> Released:

@@ -108,7 +108,10 @@ class Trace:
 
     def _chrome_events(self) -> Iterator[dict[str, Any]]:
         nodes = [record for record in self.records if isinstance(record, Dispatched)]
-        versions = {record.node: record for record in self.records if isinstance(record, Bound)}
+        versions: dict[int, list[str]] = {}
+        for record in self.records:
+            if isinstance(record, Bound):
+                versions.setdefault(record.node, []).append(f"{record.model} {record.version}")
         moved = {record.node: record for record in self.records if isinstance(record, Transferred)}
         ends = [a for node in nodes for a in (node.allocation, node.source) if a is not None]
         segments = Segments.of(ends, max((a.stop for a in ends), default=1))
@@ -117,13 +120,12 @@ class Trace:
             yield _meta("thread_name", segment, name=name)
             yield _meta("thread_sort_index", segment, sort_index=segment)
         for node, start_s, end_s in self.intervals():
-            bound = versions.get(node.node)
             details = {
                 "node": node.node,
                 "step": node.step,
                 "GPUs": str(node.allocation),
                 "layout": None if node.layout is None else str(node.layout),
-                "version": None if bound is None else f"{bound.model} {bound.version}",
+                "version": ", ".join(versions[node.node]) if node.node in versions else None,
                 "bytes": None if node.node not in moved else moved[node.node].bytes,
                 "wire_bytes": None if node.node not in moved else moved[node.node].wire_bytes,
             }

@@ -65,8 +65,9 @@ class Bindings(Check):
         planned = traced.planned
         if planned.version is None:
             self.broken(VERSIONS, traced, f"is bound to {record.model} {record.version}; it has no weights", line)
-        elif (record.model, record.version) != (planned.model, planned.version):
-            found, expected = f"{record.model} {record.version}", f"{planned.model} {planned.version}"
+        elif record.model not in planned.models or record.version != planned.version:
+            wanted = record.model if record.model in planned.models else planned.model
+            found, expected = f"{record.model} {record.version}", f"{wanted} {planned.version}"
             self.broken(VERSIONS, traced, f"version {found} in the trace, {expected} planned", line)
 
     def _transferred(self, line: int, record: Transferred, traced: Traced) -> None:
@@ -83,9 +84,10 @@ class Bindings(Check):
         for kind, name in ((Dispatched, "dispatch"), (Started, "start")):
             if kind not in traced.records:
                 self.broken(NODES, traced, f"ended without a {name}", line)
-        if traced.planned.version is not None and Bound not in traced.records:
-            expected = f"{traced.planned.model} {traced.planned.version}"
-            self.broken(VERSIONS, traced, f"ended without being bound to {expected}", line)
+        for model in traced.planned.models if traced.planned.version is not None else ():
+            if model not in traced.bound and (traced.planned.also or not traced.bound):
+                expected = f"{model} {traced.planned.version}"
+                self.broken(VERSIONS, traced, f"ended without being bound to {expected}", line)
         if _moves(traced.planned) and Transferred not in traced.records:
             self.broken(TRANSFERS, traced, "ended without a record of what it moved", line)
 

@@ -17,17 +17,28 @@ NodeRecord = Dispatched | Bound | Started | Transferred | Ended
 
 @attrs.define(eq=False)
 class Traced:
-    """A node of the plan and the records of it: type -> (line, record)."""
+    """A node of the plan and the records of it: type -> (line, record); of several bindings the last.
+
+    Attributes:
+        bound: model -> line of its binding.
+    """
 
     step: int
     position: int
     planned: Node
     shape: StepShape
     records: dict[type[NodeRecord], tuple[int, NodeRecord]] = attrs.field(factory=dict)
+    bound: dict[str, int] = attrs.field(factory=dict)
 
     @property
     def label(self) -> str:
         return self.planned.label
+
+    def repeats(self, record: NodeRecord) -> bool:
+        """Whether there is such a record already; of bindings there may be one for each model of the plan."""
+        if isinstance(record, Bound) and len(self.bound) < len(self.planned.models):
+            return record.model in self.bound
+        return type(record) in self.records
 
     def line(self, kind: type[NodeRecord]) -> int | None:
         """Line of a record, None when it has not come."""

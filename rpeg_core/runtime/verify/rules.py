@@ -50,7 +50,10 @@ BINDING = Rule(
     "An operator runs on the planned GPUs, with the planned degrees and microbatches, in its step and length phase.",
 )
 VERSIONS = Rule(
-    "V6", "versions", "A node is bound to the planned model and version once: max(0, k - tau) serving, k training."
+    "V6",
+    "versions",
+    "A node is bound to the planned model and version once: max(0, k - tau) serving, k training; a fused training to "
+    "both of its models.",
 )
 ORDER = Rule(
     "V7",

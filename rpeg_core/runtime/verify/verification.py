@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rpeg_core.planning.plan import Plan
-from rpeg_core.runtime.trace import Closed, Ended, Line, Record, Released, Stopped, TraceHeader, read_lines
+from rpeg_core.runtime.trace import Bound, Closed, Ended, Line, Record, Released, Stopped, TraceHeader, read_lines
 from rpeg_core.runtime.verify.artifacts import Artifacts
 from rpeg_core.runtime.verify.bindings import Bindings
 from rpeg_core.runtime.verify.check import Check
@@ -94,12 +94,14 @@ class _Verification:
             reason = "its step was complete before" if forgotten else "the plan has no such node in the traced steps"
             self._findings.add(NODES, f"node {record.node}: {reason}", line)
             return
-        if kind in traced.records:
+        if traced.repeats(record):
             self._findings.add(NODES, "has this record twice", line, traced.records[kind][0], node=traced.label)
             return
         for check in self._checks:
             check.node(line, record, traced)
         traced.records[kind] = (line, record)
+        if isinstance(record, Bound):
+            traced.bound[record.model] = line
         if kind is Ended:
             for step in self.ledger.end(traced):
                 for check in self._checks:

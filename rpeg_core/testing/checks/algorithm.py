@@ -66,7 +66,7 @@ def roles(record: AlgorithmTemplate) -> None:
 
 def _role_problems(role: ModelRole, case: _Case) -> Iterator[str]:
     using = [model for model in case.graph.models if model.spec.name == case.models[role.name].name]
-    if not any(operator.model == model.name for operator in case.graph.operators for model in using):
+    if not any(model.name in operator.models for operator in case.graph.operators for model in using):
         yield f"no operator uses the model of role {role.name!r}"
     for model in using:
         if model.trainable != role.trainable:

@@ -13,6 +13,7 @@ from rpeg_core.costing.batches import Layouts
 from rpeg_core.costing.book import CostBook, TermValues
 from rpeg_core.ir import Rpeg, RpegBuilder
 from rpeg_core.planning.candidates import legal_candidates
+from rpeg_core.planning.problem import model_specs
 from rpeg_core.records import CostTerm, MemoryKind, Target
 from rpeg_core.spec.machine import AlphaBeta, Device, DeviceSpace, GemmEfficiency, HardwareProfile, LinkTier, Tier
 from rpeg_core.spec.models import Head
@@ -46,6 +47,7 @@ WORKLOAD = Workload(
 )
 
 FUNCTION = "verifier"
+FUSED = "fused_training"
 
 SAME = 1e-12
 """Relative difference that the order of vector lanes may make."""
@@ -153,7 +155,7 @@ def _span(machine: DeviceSpace) -> Tier:
 
 @functools.cache
 def _graph() -> Rpeg:
-    """Each model generates, infers and is trained; a frozen scorer and a function judge."""
+    """Each model generates, infers and is trained; two are trained in one operator; a frozen scorer and a function."""
     b = RpegBuilder("conformance")
     prompts = b.data("prompts", elements=64 * 512, bytes_per_element=2)
     scores = b.data("scores", elements=128, bytes_per_element=2)
@@ -168,6 +170,10 @@ def _graph() -> Rpeg:
         b.connect(f"{name}_generation", completions, f"{name}_inference")
         b.connect(f"{name}_inference", values, f"{name}_training")
         b.publish(f"{name}_training", f"{name}_generation", f"{name}_inference")
+    b.model("actor", public_model(MODELS["dense"]), trainable=True)
+    b.model("critic", public_model(MODELS["dense"]).with_head(Head.SCALAR), trainable=True)
+    b.fused_training(FUSED, {"actor_training": "actor", "critic_training": "critic"}, reads=["dense_values"])
+    b.connect("dense_inference", "dense_values", FUSED)
     b.model("scorer", public_model(MODELS["dense"]).with_head(Head.SCALAR), trainable=False)
     b.inference("scorer_inference", "scorer", reads=["dense_completions"], writes=[scores])
     b.function(FUNCTION, reads=["dense_completions"], writes=[verdicts], seconds_per_sample=0.01)
@@ -178,12 +184,12 @@ def _graph() -> Rpeg:
 @functools.cache
 def _layouts(machine: DeviceSpace) -> Mapping[str, Layouts]:
     graph = _graph()
-    by_model: dict[str | None, Layouts] = {}
+    by_models: dict[tuple[str, ...], Layouts] = {}
     for operator in graph.operators:
-        if operator.model not in by_model:
-            spec = None if operator.model is None else graph.model(operator.model).spec
-            by_model[operator.model] = legal_candidates(operator.name, machine, WORKLOAD, spec).layouts
-    return {operator.name: by_model[operator.model] for operator in graph.operators}
+        if operator.models not in by_models:
+            specs = model_specs(graph, operator.name)
+            by_models[operator.models] = legal_candidates(operator.name, machine, WORKLOAD, *specs).layouts
+    return {operator.name: by_models[operator.models] for operator in graph.operators}
 
 
 @functools.cache

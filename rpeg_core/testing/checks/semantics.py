@@ -59,9 +59,10 @@ def _operator_problems(
         except RpegError as error:
             yield error.what
     if operator.role is Role.TRAINING:
-        recipe = semantics.recipe(operator.name, defaults(record))
-        if not isinstance(recipe, Recipe):
-            yield f"recipe({operator.name!r}) returned {type(recipe).__name__}, not Recipe"
+        for training in operator.trainings:
+            recipe = semantics.recipe(training.name, defaults(record))
+            if not isinstance(recipe, Recipe):
+                yield f"recipe({training.name!r}) returned {type(recipe).__name__}, not Recipe"
         return
     allowed = (Content.SCORES,) if operator.model is None else _WRITTEN[operator.role]
     for name in sorted(operator.outputs):

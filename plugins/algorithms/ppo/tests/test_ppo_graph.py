@@ -245,3 +245,18 @@ def test_sharing_needs_one_architecture():
         "hint: set structure.actor_critic_sharing: [false]"
     )
     assert len(build(models=MODELS | {"critic": critic}).operators) == 6
+
+
+def test_fusion_trains_actor_and_critic_in_one_operator():
+    fused, apart = build(attrs.evolve(SEPARATE, fusion=True)), build()
+    operator = fused.operators[-1]
+    assert [op.name for op in fused.operators[:-1]] == [op.name for op in apart.operators[:-2]]
+    assert (operator.name, operator.models) == ("fused_training", ("actor", "critic"))
+    assert [training.name for training in operator.trainings] == [op.name for op in apart.operators[-2:]]
+    assert operator.inputs == apart.operators[-2].inputs | apart.operators[-1].inputs
+    assert operator.outputs == {"W_actor", "W_critic"}
+    assert {(e.source, e.container, e.target) for e in fused.publication_edges} == {
+        ("fused_training", "W_actor", "actor_generation"),
+        ("fused_training", "W_critic", "critic_inference"),
+    }
+    assert fused.staleness == {"actor": 1, "critic": 0}

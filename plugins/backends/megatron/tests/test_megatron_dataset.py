@@ -239,3 +239,18 @@ def test_a_module_of_rewards_that_raises_is_named(
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(SettingsError, match=expected):
         rewards.load_reward("mine:f")
+
+
+def test_a_model_needs_an_embedding_for_every_token_of_the_rows(tmp_path: Path) -> None:
+    files = {"tokenizer": "characters:ab"}
+    pairs = data_of(tmp_path, [{"prompt": "a", "chosen": "b", "rejected": "a"}], pairs=True, **files)
+    for data, needed in (
+        (data_of(tmp_path, task="copy"), 13),
+        (data_of(tmp_path, [{"prompt": "aa"}], **files), 3),
+        (pairs, 4),
+    ):
+        data.check_vocabulary("actor", needed)
+        with pytest.raises(
+            ExperimentError, match=f"'actor' has a vocabulary of {needed - 1}, the rows have token {needed - 1}"
+        ):
+            data.check_vocabulary("actor", needed - 1)

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from megatron_plans import at, experiment, make_plan, ranks_of, run_plan, settings
+from megatron_plans import at, drive, experiment, make_plan, ranks_of, run_plan, settings
 from megatron_world import run_world
 from rpeg_plugin_megatron.session import open_session
 from test_megatron_equivalence import SMALL, TOLERANCE, check, check_transfers, plain
 
+from rpeg_core.costing.memory import serving_copies
 from rpeg_core.planning.assignment import Assignment
 from rpeg_core.planning.plan import Plan
+from rpeg_core.runtime.engine import Engine
 from rpeg_core.runtime.session import TRACE_FILE, RunRequest
 from rpeg_core.runtime.verify import verify_plan
 
@@ -134,6 +136,15 @@ def no_publication(lines: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
+def test_the_trace_of_a_shared_backbone_proves_it(tmp_path: Path) -> None:
+    plan = plan_of(CASES["shared backbone, tau 1"])
+    with open_session(plan, settings()) as session:
+        session.run(RunRequest(steps=4, output=tmp_path))
+    verdict = verify_plan(plan, tmp_path / TRACE_FILE)
+    assert verdict.complete, verdict.findings
+
+
+@pytest.mark.slow
 def test_a_stale_session_is_proved_by_its_trace_and_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     plan = plan_of(("ppo", PPO_APART, {"actor": 1, "critic": 2}, DECOUPLED))
     expected = plain(plan, STEPS)
@@ -154,3 +165,46 @@ def test_a_stale_session_is_proved_by_its_trace_and_goes_on_from_a_checkpoint(tm
             for metric, value in metrics.items():
                 found = steps[step][f"{operator}/{metric}"]
                 assert abs(found - value) <= TOLERANCE * max(abs(value), SMALL), f"{operator}/{metric} of step {step}"
+
+
+def _most_copies(rank: int, world: int, plan: Plan, steps: int) -> dict[str, int]:
+    """Model -> the most versions that this rank kept beside the trainer's, before the run comes to its end.
+
+    At the end trainers keep what the steps after it would be served with.
+    """
+    from rpeg_plugin_megatron.worker import Worker
+
+    worker = Worker(rank, world, plan, settings())
+    worker.setup()
+    most: dict[str, int] = {}
+
+    def count(node: Any, answer: Any) -> None:
+        for model, tau in plan.rpeg.staleness.items():
+            if node.step >= steps - tau - 1:
+                continue
+            kept = sum(len(item.kept()) for (name, _), item in worker.installations.items() if name == model)
+            most[model] = max(most.get(model, 0), kept)
+
+    drive(worker, Engine(worker.window, steps), count)
+    worker.close()
+    return most
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tau", [1, 2])
+@pytest.mark.parametrize(
+    ("places", "early"),
+    [(APART, 0), ({"": at("0")}, 0), (OTHER_LAYOUT, 1)],
+    ids=["apart", "one worker", "other layout"],
+)
+def test_a_serving_worker_keeps_as_many_versions_as_the_memory_model_counts(
+    places: dict[str, Assignment], early: int, tau: int
+) -> None:
+    """``early``: a version that is redistributed before the oldest one was served for the last time."""
+    plan = plan_of(("grpo", places, {"actor": tau}, {}))
+    found = run_world(_most_copies, ranks_of(plan), plan, 8)
+    serving = plan.assignments["actor_generation"].allocation
+    copies = serving_copies(plan.rpeg, "actor")
+    assert copies == tau
+    for rank, most in enumerate(found):
+        assert most["actor"] == (copies + early if serving.start <= rank < serving.stop else 0)

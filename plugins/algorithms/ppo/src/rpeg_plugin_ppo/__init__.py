@@ -16,7 +16,7 @@ TEMPLATE = AlgorithmTemplate(
         ModelRole(name="reference", trainable=False, head="lm"),
     ),
     build=build,
-    structures=("actor_critic_sharing",),
+    structures=("actor_critic_sharing", "fusion"),
     semantics="rpeg_plugin_ppo.semantics:SEMANTICS",
     settings=Settings,
 )

@@ -28,6 +28,8 @@ def build(workload: Workload, models: Mapping[str, ModelSpec], structure: Struct
         models: specs of ``actor``, ``critic``, ``reference`` and, unless the reward is a function, ``reward``.
         structure: ``actor_critic_sharing`` selects PPO-AC, whose one trainable model is ``actor_critic``: the
             actor with a language-model and a scalar head. **[choice]** Its inference recomputes the values.
+            ``fusion`` makes one invocation ``fused_training`` of both trainings, which keep their parameters and
+            optimizers; a shared backbone has a single training already.
         settings: with ``explicit_rollout_edges`` training gets what generation writes over edges of its own;
             otherwise it reaches training through the assessment operators (paper, table IX).
             ``reward_seconds_per_sample`` is the cost of the reward function that takes the place of the reward
@@ -76,11 +78,14 @@ def build(workload: Workload, models: Mapping[str, ModelSpec], structure: Struct
         )
     value = b.inference(f"{critic}_inference", critic, reads=[completions], writes=[values])
     signals = (completions, reference_logprobs, rewards, values)
-    actor_training = b.training(f"{actor}_training", actor, reads=[*signals, actor_logprobs])
-    trainings = [actor_training]
-    if not shared:
-        also = [actor_logprobs] if settings.kl_penalty == "reward" else []
-        trainings.append(b.training(f"{critic}_training", critic, reads=[*signals, *also]))
+    names = {f"{actor}_training": actor, f"{critic}_training": critic}
+    if structure.fusion and not shared:
+        trainings = [b.fused_training("fused_training", names, reads=[*signals, actor_logprobs])]
+    else:
+        trainings = [b.training(f"{actor}_training", actor, reads=[*signals, actor_logprobs])]
+        if not shared:
+            also = [actor_logprobs] if settings.kl_penalty == "reward" else []
+            trainings.append(b.training(f"{critic}_training", critic, reads=[*signals, *also]))
 
     b.connect(rollout, completions, reference, reward, value)
     b.connect(reference, reference_logprobs, *trainings)
@@ -88,8 +93,8 @@ def build(workload: Workload, models: Mapping[str, ModelSpec], structure: Struct
     b.connect(value, values, *trainings)
     if settings.explicit_rollout_edges:
         b.connect(rollout, completions, *trainings)
-        b.connect(rollout, actor_logprobs, actor_training)
-    b.publish(actor_training, rollout)
+        b.connect(rollout, actor_logprobs, trainings[0])
+    b.publish(trainings[0], rollout)
     b.publish(trainings[-1], value)
     return b.build()
 

@@ -20,7 +20,7 @@ import attrs
 import numpy as np
 import torch
 
-from rpeg_core.errors import BackendError, DataError, SettingsError
+from rpeg_core.errors import BackendError, DataError, ExperimentError, SettingsError
 from rpeg_plugin_megatron import rows as rows_of
 from rpeg_plugin_megatron.rewards import Reward, load_reward
 from rpeg_plugin_megatron.tasks import Task, task_named
@@ -57,7 +57,14 @@ class Batch:
 
 
 class Dataset(Protocol):
-    """Rows by step."""
+    """Rows by step.
+
+    Attributes:
+        largest_id: of the tokens of all rows, padding left out.
+    """
+
+    @property
+    def largest_id(self) -> int: ...
 
     def batch(self, step: int, start: int, stop: int) -> Batch:
         """Prompts ``start`` to ``stop`` (excluded) of RL step ``step``."""
@@ -92,6 +99,20 @@ class Data:
                 hint="set megatron.reward to package.module:name",
             )
         return self.reward
+
+    def check_vocabulary(self, model: str, vocab: int) -> None:
+        """Make sure that a model has an embedding for every token of the rows.
+
+        Raises:
+            ExperimentError: it lacks one.
+        """
+        largest = max(self.dataset.largest_id, self.tokenizer.pad_id, self.tokenizer.end_id)
+        if largest >= vocab:
+            raise ExperimentError(
+                f"model {model!r} has a vocabulary of {vocab}, the rows have token {largest}",
+                facts=[f"tokenizer: {self.tokenizer.source}, {self.tokenizer.size} tokens"],
+                hint=f"raise vocab to at least {self.tokenizer.size}, or name the tokenizer of the model",
+            )
 
     def rewards(self, batch: Batch, responses: torch.Tensor, rollouts: int) -> torch.Tensor:
         """Scores of responses to the prompts of a batch.
@@ -224,6 +245,10 @@ class FileDataset:
             raise DataError(f"{path} has no rows", facts=["expected: one JSON object per line"])
         return cls(lines=tuple(lines), pad_id=tokenizer.pad_id, limits=limits, seed=seed, prompts=prompts)
 
+    @property
+    def largest_id(self) -> int:
+        return max(max(ids) for line in self.lines for ids in (line.prompt, *line.responses))
+
     def indices(self, step: int, start: int, stop: int) -> list[int]:
         """Lines behind prompts ``start`` to ``stop`` of a step, counted from 0."""
         orders: dict[int, np.ndarray] = {}
@@ -268,6 +293,10 @@ class TaskDataset:
             )
         symbols = task.symbols(limits.prompt_tokens, limits.response_tokens)
         return cls(task=task, tokenizer=tokenizer, limits=limits, seed=seed, symbols=symbols, pairs=pairs)
+
+    @property
+    def largest_id(self) -> int:
+        return max(self.tokenizer.encode(self.task.alphabet, special=False))
 
     def batch(self, step: int, start: int, stop: int) -> Batch:
         """Prompts ``start`` to ``stop`` (excluded) of RL step ``step``."""

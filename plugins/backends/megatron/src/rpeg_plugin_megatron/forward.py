@@ -24,7 +24,17 @@ from rpeg_plugin_megatron import rows as rows_of
 from rpeg_plugin_megatron.logprobs import token_logprobs
 from rpeg_plugin_megatron.model import HeadOutputs, ModelShard
 
-__all__ = ["Rows", "infer", "microbatches_of", "outputs_of", "run_schedule", "score", "trimmed"]
+__all__ = [
+    "Rows",
+    "forward_pass",
+    "infer",
+    "microbatches_of",
+    "outputs_of",
+    "run_schedule",
+    "score",
+    "scored_columns",
+    "trimmed",
+]
 
 
 @attrs.frozen(eq=False)
@@ -162,6 +172,20 @@ def trimmed(batches: Sequence[Rows]) -> tuple[Rows, ...]:
     )
 
 
+def scored_columns(short: Sequence[Rows], *, at_token: bool) -> slice:
+    """Where the heads are applied: to each response token, or to the token before it."""
+    columns, prompt_tokens = short[0].tokens.shape[1], short[0].prompt_tokens
+    return slice(prompt_tokens, columns) if at_token else slice(prompt_tokens - 1, columns - 1)
+
+
+def forward_pass(model: torch.nn.Module, batch: Rows, scored: slice) -> Any:
+    """What a stage makes of a trimmed microbatch: hidden states ``[s, b, hidden]``, or the heads' output."""
+    # Padding on the right needs no mask: no token that counts comes after it.
+    unpadded = bool(batch.mask[:, : batch.prompt_tokens].all())
+    mask = None if unpadded else rows_of.attention_mask(batch.mask)
+    return model(batch.tokens, rows_of.position_ids(batch.mask), mask, scored)
+
+
 def run_schedule(
     shard: ModelShard,
     module: torch.nn.Module,
@@ -186,17 +210,12 @@ def run_schedule(
         On the last stage what was collected, in the order of the microbatches; elsewhere nothing.
     """
     short = trimmed(batches)
-    columns, prompt_tokens = short[0].tokens.shape[1], short[0].prompt_tokens
-    scored = slice(prompt_tokens, columns) if at_token else slice(prompt_tokens - 1, columns - 1)
+    scored = scored_columns(short, at_token=at_token)
 
     def forward(iterator: Iterator[int], model: torch.nn.Module) -> tuple[Any, Any]:
         index = next(iterator)
-        batch = short[index]
-        # Padding on the right needs no mask: no token that counts comes after it.
-        unpadded = bool(batch.mask[:, :prompt_tokens].all())
-        mask = None if unpadded else rows_of.attention_mask(batch.mask)
-        output = model(batch.tokens, rows_of.position_ids(batch.mask), mask, scored)
-        return output, lambda out, non_loss_data=False: last_stage(index, batch, out)
+        output = forward_pass(model, short[index], scored)
+        return output, lambda out, non_loss_data=False: last_stage(index, short[index], out)
 
     layout = shard.groups.place.layout
     schedule = get_forward_backward_func(pp_size=layout.pipeline, vp_size=None)
@@ -209,7 +228,7 @@ def run_schedule(
             data_iterator=iter(range(len(short))),
             model=module,
             num_microbatches=len(short),
-            seq_length=columns,
+            seq_length=short[0].tokens.shape[1],
             micro_batch_size=len(short[0]),
             forward_only=forward_only,
             collect_non_loss_data=forward_only,

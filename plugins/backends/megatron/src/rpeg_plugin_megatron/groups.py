@@ -8,7 +8,7 @@ several layouts, so that module is never initialised: every part of Megatron tha
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import attrs
 import torch.distributed as dist
@@ -28,6 +28,7 @@ class PlaceGroups:
         place, rank, coordinates: what and where; ``rank`` is global.
         collection: what Megatron asks for; ``embd`` is None on ranks that hold neither embedding nor head.
         tp, pp, dp: along one dimension; ranks ascend with the coordinate.
+        pp_back: a second group of the ranks of ``pp``, in fused places; None elsewhere.
         mp: the replica, ``pp x tp``.
         all: the whole place.
         own: this rank alone.
@@ -43,6 +44,7 @@ class PlaceGroups:
     mp: dist.ProcessGroup
     all: dist.ProcessGroup
     own: dist.ProcessGroup
+    pp_back: dist.ProcessGroup | None = None
 
     @property
     def first_stage(self) -> bool:
@@ -53,7 +55,9 @@ class PlaceGroups:
         return self.coordinates.pp == self.place.layout.pipeline - 1
 
 
-def build_groups(places: Sequence[Place], *, timeout: datetime.timedelta | None = None) -> Mapping[Place, PlaceGroups]:
+def build_groups(
+    places: Sequence[Place], *, fused: Collection[Place] = (), timeout: datetime.timedelta | None = None
+) -> Mapping[Place, PlaceGroups]:
     """Create the groups of all places; collective over the torch world.
 
     Every rank calls this with the same sequence. Equal sets of ranks share one group: the engine never lets two
@@ -61,6 +65,7 @@ def build_groups(places: Sequence[Place], *, timeout: datetime.timedelta | None 
 
     Args:
         places: the distinct places of the plan; repetitions are allowed.
+        fused: those of them where fused operators run, whose pipelines get two groups (:mod:`.fused`).
         timeout: of the collectives in these groups, None for that of the default group.
 
     Raises:
@@ -77,7 +82,13 @@ def build_groups(places: Sequence[Place], *, timeout: datetime.timedelta | None 
         group = dist.new_group(list(ranks), timeout=timeout)
         if rank in ranks:
             own_groups[ranks] = group
-    return {place: _of_rank(place, rank, own_groups) for place in distinct if rank in place.ranks}
+    back: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    pipelines = (_pp(place, place.coordinates(r)) for place in distinct if place in fused for r in place.ranks)
+    for ranks in dict.fromkeys(pipelines):
+        group = dist.new_group(list(ranks), timeout=timeout)
+        if rank in ranks:
+            back[ranks] = group
+    return {place: _of_rank(place, rank, own_groups, back) for place in distinct if rank in place.ranks}
 
 
 def _memberships(place: Place) -> Iterator[tuple[int, ...]]:
@@ -109,7 +120,12 @@ def _embedding(place: Place, at: Coordinates) -> tuple[int, ...]:
     return tuple(place.rank_of(at.dp, pp, at.tp) for pp in stages)
 
 
-def _of_rank(place: Place, rank: int, groups: Mapping[tuple[int, ...], dist.ProcessGroup]) -> PlaceGroups:
+def _of_rank(
+    place: Place,
+    rank: int,
+    groups: Mapping[tuple[int, ...], dist.ProcessGroup],
+    back: Mapping[tuple[int, ...], dist.ProcessGroup],
+) -> PlaceGroups:
     at = place.coordinates(rank)
     tp, pp, dp = groups[_tp(place, at)], groups[_pp(place, at)], groups[_dp(place, at)]
     mp, everyone, own = groups[place.replica(at.dp)], groups[place.ranks], groups[(rank,)]
@@ -144,4 +160,5 @@ def _of_rank(place: Place, rank: int, groups: Mapping[tuple[int, ...], dist.Proc
         mp=mp,
         all=everyone,
         own=own,
+        pp_back=back.get(_pp(place, at)),
     )

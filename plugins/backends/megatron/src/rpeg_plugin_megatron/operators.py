@@ -7,7 +7,7 @@ run it together; each gets the rows of its replica and gives those it made, on e
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -24,6 +24,7 @@ from rpeg_core.runtime.semantics import (
     Counts,
     LossParts,
     ModelOutputs,
+    Recipe,
     Semantics,
     minibatch_rows,
     sequences_of,
@@ -33,13 +34,14 @@ from rpeg_plugin_megatron import forward
 from rpeg_plugin_megatron import rows as rows_of
 from rpeg_plugin_megatron.dataset import Batch, Data
 from rpeg_plugin_megatron.flow import part_rows
+from rpeg_plugin_megatron.fused import Links, Minibatch, update_fused
 from rpeg_plugin_megatron.generate import Decoding
-from rpeg_plugin_megatron.groups import PlaceGroups
+from rpeg_plugin_megatron.groups import Place, PlaceGroups
 from rpeg_plugin_megatron.model import ModelShard
 from rpeg_plugin_megatron.regroup import RowShape, home_rows
 from rpeg_plugin_megatron.sampling import Sampling
 from rpeg_plugin_megatron.store import RowsValue
-from rpeg_plugin_megatron.train import Trainer
+from rpeg_plugin_megatron.train import Trainer, Update
 
 __all__ = ["Job", "Operators", "Result", "row_shape"]
 
@@ -92,6 +94,7 @@ class Operators:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._decodings: dict[tuple[str, int], _Phased] = {}
+        self._links: dict[Place, Links] = {}
 
     def run(
         self,
@@ -99,7 +102,7 @@ class Operators:
         groups: PlaceGroups,
         inputs: Mapping[str, RowsValue],
         shard: ModelShard | None,
-        trainer: Trainer | None,
+        trainers: Mapping[str, Trainer],
     ) -> Result:
         """Run a node; every rank of its allocation calls this.
 
@@ -108,14 +111,14 @@ class Operators:
             groups: of its place.
             inputs: the containers that it reads, but for those of the dataset: this replica's rows.
             shard: of its model with the bound weights, None for a function.
-            trainer: of its model, for training.
+            trainers: by training, in the order of `Operator.trainings`; empty for an operator that serves.
         """
         operator = self._job.graph.operator(node.operator)
         if operator.role is Role.GENERATION:
             return self._generate(node, operator, groups, shard)
         rows = dict(inputs) | self._from_dataset(node, operator, groups)
         if operator.role is Role.TRAINING:
-            return self._train(node, operator, groups, rows, trainer)
+            return self._train(node, operator, groups, rows, trainers)
         return self._infer(node, operator, groups, rows, shard)
 
     # Generation
@@ -211,14 +214,54 @@ class Operators:
         operator: Operator,
         groups: PlaceGroups,
         given: Mapping[str, RowsValue],
-        trainer: Trainer,
+        trainers: Mapping[str, Trainer],
     ) -> Result:
-        job, workload, semantics = self._job, self._job.workload, self._job.semantics
-        recipe = semantics.recipe(operator.name, job.settings)
-        trained = sequences_of(job.graph, operator, semantics.contents)
+        """The minibatches of a step, one after the other; of a fused operator those of all its trainings together."""
         rows = {name: value.tensor for name, value in given.items()}
-        sequences = self._sequences(rows[trained])
-        mask = sequences.response_mask
+        parts = {name: self._training(name, node, operator, groups, rows, trainers[name]) for name in trainers}
+        recipes = {(part.recipe.epochs, part.recipe.minibatches) for part in parts.values()}
+        if len(recipes) > 1:
+            found = ", ".join(f"{name}: {p.recipe.epochs} x {p.recipe.minibatches}" for name, p in parts.items())
+            raise ExecutionError(
+                f"{node.label} fuses trainings with different numbers of updates",
+                facts=[f"epochs x minibatches: {found}"],
+                hint="plan with structure.fusion: [false]",
+            )
+        for chosen in zip(*(part.minibatches() for part in parts.values()), strict=True):
+            minibatches = dict(zip(parts, chosen, strict=True))
+            if len(parts) == 1:
+                for name, minibatch in minibatches.items():
+                    parts[name].add(
+                        minibatch.trainer.update(
+                            minibatch.batches,
+                            minibatch.loss,
+                            temperature=minibatch.temperature,
+                            entropy=minibatch.entropy,
+                        )
+                    )
+            else:
+                for name, update in update_fused(minibatches, self._links_of(groups)).items():
+                    parts[name].add(update)
+        prefixed = [(f"{name}/" if operator.fused else "", part) for name, part in parts.items()]
+        return Result({}, {f"{prefix}{key}": v for prefix, part in prefixed for key, v in part.metrics().items()})
+
+    def _links_of(self, groups: PlaceGroups) -> Links:
+        """The messages between the stages of a place; made when its first fused operator runs, on all its ranks."""
+        if groups.place not in self._links:
+            self._links[groups.place] = Links(groups)
+        return self._links[groups.place]
+
+    def _training(
+        self,
+        name: str,
+        node: Node,
+        operator: Operator,
+        groups: PlaceGroups,
+        given: Mapping[str, Tensor],
+        trainer: Trainer,
+    ) -> _Training:
+        job, workload, semantics = self._job, self._job.workload, self._job.semantics
+        sequences = self._sequences(given[sequences_of(job.graph, operator, semantics.contents)])
 
         def total(tensor: Tensor) -> Tensor:
             if groups.place.layout.data == 1:
@@ -227,8 +270,8 @@ class Operators:
             dist.all_reduce(summed, group=groups.dp)
             return summed
 
-        prepared = semantics.prepare(operator.name, rows, mask, total, job.settings, workload)
-        rows |= prepared.rows
+        prepared = semantics.prepare(name, dict(given), sequences.response_mask, total, job.settings, workload)
+        recipe, rows = semantics.recipe(name, job.settings), {**given, **prepared.rows}
         if recipe.proximal:
             found = forward.infer(
                 trainer.shard,
@@ -237,41 +280,19 @@ class Operators:
                 temperature=job.sampling.logprob_temperature,
             )
             rows[PROXIMAL_LOGPROBS] = found.logprobs
-        first, last = home_rows(workload.sequences, groups.place, groups.rank)
-        rollouts = workload.rollouts_per_prompt
-        parts = minibatch_rows((last - first) // rollouts, rollouts, recipe.minibatches, first_prompt=first // rollouts)
-        sums: dict[str, float] = {}
-        for _, chosen in itertools.product(range(recipe.epochs), parts):
-            index = torch.tensor(chosen, device=job.device)
-            count = _divisor(len(chosen) // recipe.rows_together, node.microbatches)
-            pieces = index.chunk(count)
-            counts = Counts(rows=len(chosen) * groups.place.layout.data, tokens=int(total(mask[index].sum())))
-
-            def loss(
-                number: int, outputs: ModelOutputs, pieces: Sequence[Tensor] = pieces, counts: Counts = counts
-            ) -> LossParts:
-                piece = pieces[number]
-                return semantics.loss(
-                    operator.name,
-                    outputs,
-                    {name: tensor[piece] for name, tensor in rows.items()},
-                    mask[piece],
-                    counts,
-                    job.settings,
-                )
-
-            update = trainer.update(
-                [sequences[piece] for piece in pieces],
-                loss,
-                temperature=job.sampling.logprob_temperature,
-                entropy=recipe.entropy,
-            )
-            found = {"loss": update.loss, "grad_norm": update.gradient_norm, **update.metrics}
-            for name, value in found.items():
-                sums[name] = sums.get(name, 0.0) + value
-        updates = recipe.epochs * recipe.minibatches
-        metrics = {name: value / updates for name, value in sums.items()}
-        return Result({}, metrics | {name: float(value) for name, value in prepared.metrics.items()})
+        return _Training(
+            name=name,
+            job=job,
+            recipe=recipe,
+            trainer=trainer,
+            sequences=sequences,
+            rows=rows,
+            prepared={key: float(value) for key, value in prepared.metrics.items()},
+            first_row=home_rows(workload.sequences, groups.place, groups.rank)[0],
+            replicas=groups.place.layout.data,
+            microbatches=node.microbatches,
+            total=total,
+        )
 
     # Rows
 
@@ -312,6 +333,60 @@ class Operators:
     def _empty(self, content: Content) -> Tensor:
         shape = row_shape(content, self._job.workload)
         return torch.empty(0, *shape.row, dtype=shape.dtype, device=self._job.device)
+
+
+@attrs.define(kw_only=True, eq=False)
+class _Training:
+    """One training of a step, on the rows of this replica."""
+
+    name: str
+    job: Job
+    recipe: Recipe
+    trainer: Trainer
+    sequences: forward.Rows
+    rows: Mapping[str, Tensor]
+    prepared: Mapping[str, float]
+    first_row: int
+    replicas: int
+    microbatches: int
+    total: Callable[[Tensor], Tensor]
+    sums: dict[str, float] = attrs.field(factory=dict)
+
+    def minibatches(self) -> Iterator[Minibatch]:
+        """Every minibatch of every epoch, in microbatches."""
+        rollouts, recipe = self.job.workload.rollouts_per_prompt, self.recipe
+        prompts = len(self.sequences) // rollouts
+        parts = minibatch_rows(prompts, rollouts, recipe.minibatches, first_prompt=self.first_row // rollouts)
+        mask = self.sequences.response_mask
+        for _, chosen in itertools.product(range(recipe.epochs), parts):
+            index = torch.tensor(chosen, device=self.job.device)
+            pieces = index.chunk(_divisor(len(chosen) // recipe.rows_together, self.microbatches))
+            counts = Counts(rows=len(chosen) * self.replicas, tokens=int(self.total(mask[index].sum())))
+
+            def loss(
+                number: int, outputs: ModelOutputs, pieces: Sequence[Tensor] = pieces, counts: Counts = counts
+            ) -> LossParts:
+                piece = pieces[number]
+                rows = {name: tensor[piece] for name, tensor in self.rows.items()}
+                return self.job.semantics.loss(self.name, outputs, rows, mask[piece], counts, self.job.settings)
+
+            yield Minibatch(
+                trainer=self.trainer,
+                batches=[self.sequences[piece] for piece in pieces],
+                loss=loss,
+                temperature=self.job.sampling.logprob_temperature,
+                entropy=recipe.entropy,
+            )
+
+    def add(self, update: Update) -> None:
+        found = {"loss": update.loss, "grad_norm": update.gradient_norm, **update.metrics}
+        for name, value in found.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the updates, and what was measured before them."""
+        updates = self.recipe.epochs * self.recipe.minibatches
+        return {name: value / updates for name, value in self.sums.items()} | dict(self.prepared)
 
 
 @attrs.define(eq=False)

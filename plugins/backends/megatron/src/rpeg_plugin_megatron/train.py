@@ -91,24 +91,65 @@ class Trainer:
         parts: dict[int, LossParts] = {}
 
         def part(index: int, short: Rows, output: HeadOutputs) -> tuple[Tensor, Tensor, None]:
-            outputs = outputs_of(
-                shard, short, output, batches[index].response_tokens, temperature=temperature, entropy=entropy
+            parts[index] = self.part(
+                batches[index],
+                short,
+                output,
+                lambda outputs: loss(index, outputs),
+                temperature=temperature,
+                entropy=entropy,
             )
-            parts[index] = loss(index, outputs)
             return parts[index].loss, torch.zeros((), dtype=torch.int, device=shard.device.torch), None
 
-        shard.module.train()
+        self.begin()
         try:
-            self._ddp.zero_grad_buffer()
-            self._optimizer.zero_grad()
             run_schedule(shard, self._ddp, batches, part, at_token=False, forward_only=False)
-            rate = self.settings.learning_rate_at(self.updates)
-            norm = self._step(rate)
+            return self.step(parts)
         finally:
-            shard.module.eval()
+            self.end()
+
+    # The parts of an update, for a schedule of one's own
+
+    @property
+    def wrapped(self) -> DistributedDataParallel:
+        """The module whose backward passes collect gradients."""
+        return self._ddp
+
+    def begin(self) -> None:
+        """Before the first forward pass."""
+        self.shard.module.train()
+        self._ddp.zero_grad_buffer()
+        self._optimizer.zero_grad()
+
+    def part(
+        self,
+        batch: Rows,
+        short: Rows,
+        output: HeadOutputs,
+        loss: Callable[[ModelOutputs], LossParts],
+        *,
+        temperature: float,
+        entropy: bool,
+    ) -> LossParts:
+        """The loss of a microbatch from the last stage's output; ``short`` is ``batch``, trimmed."""
+        outputs = outputs_of(self.shard, short, output, batch.response_tokens, temperature=temperature, entropy=entropy)
+        return loss(outputs)
+
+    def finalize(self) -> None:
+        """After the last backward pass: reduce the gradients over replicas, and between tied embeddings."""
+        _finalize([self._ddp], pg_collection=self.shard.groups.collection)
+
+    def step(self, parts: Mapping[int, LossParts]) -> Update:
+        """The optimizer's part; ``parts`` by microbatch, on the last stage."""
+        rate = self.settings.learning_rate_at(self.updates)
+        norm = self._step(rate)
         self.updates += 1
         totals = self._totals([parts[index] for index in sorted(parts)])
         return Update(loss=totals.pop("loss"), gradient_norm=norm, learning_rate=rate, metrics=totals)
+
+    def end(self) -> None:
+        """After the update, also one that failed."""
+        self.shard.module.eval()
 
     def weights_changed(self) -> None:
         """To be called after the weights were written from outside, on all ranks of the place."""

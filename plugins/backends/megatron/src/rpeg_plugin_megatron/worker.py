@@ -95,7 +95,8 @@ class Worker:
         self._join(store)
         places = {name: Place(a.allocation, a.layout) for name, a in plan.assignments.items()}
         self._places = {op.name: places[op.name] for op in plan.rpeg.operators}
-        self._groups = build_groups(tuple(self._places.values()))
+        fused = {self._places[op.name] for op in plan.rpeg.operators if op.fused}
+        self._groups = build_groups(tuple(self._places.values()), fused=fused)
         self._open_data()
         self._install()
         self._held = self._exchange_geometry()
@@ -145,6 +146,8 @@ class Worker:
         )
         if any(op.model is None for op in plan.rpeg.operators):
             self._data.require_reward()
+        for model in plan.rpeg.models:
+            self._data.check_vocabulary(model.name, model.spec.vocab)
         job = Job(
             graph=plan.rpeg,
             semantics=semantics,
@@ -163,16 +166,16 @@ class Worker:
     def _install(self) -> None:
         """Build this rank's installations; version 0 where something will read it."""
         graph = self.plan.rpeg
-        trained = {(op.model, self._places[op.name]): op.name for op in graph.operators if op.role is Role.TRAINING}
+        trained = {(t.model, self._places[op.name]): t.name for op in graph.operators for t in op.trainings}
         initial = {
             (graph.container(artifact.container).model, Place(artifact.allocation, artifact.layout))
             for artifact in self.window.initial
         }
-        for operator in graph.operators:
-            key = (operator.model, self._places[operator.name])
-            if operator.model is None or key in self.installations or key[1] not in self._groups:
+        used = ((model, self._places[op.name]) for op in graph.operators for model in graph.models_of(op.name))
+        for model, place in used:
+            key = (model.name, place)
+            if key in self.installations or place not in self._groups:
                 continue
-            model = graph.model(operator.model)
             spec = spec_to_run(self.plan.experiment, model.name, model.spec)
             recompute = key in trained and self.settings.recompute == "full"
             shard = build_shard(spec, self._groups[key[1]], device=self.device, recompute=recompute)
@@ -249,27 +252,27 @@ class Worker:
         step, position = self.window.locate(node.index)
         groups = self._groups[self._places[node.operator]]
         inputs, wire_bytes = self._inputs(node, step, position)
-        shard = trainer = None
-        if node.model is not None:
-            installation = self._bind(node, weights)
-            shard, trainer = installation.shard, installation.trainer
-        training = self.plan.rpeg.operator(node.operator).role is Role.TRAINING
-        if training and self.store.is_awaited(WeightsKey(node.model, groups.place, node.version)):
-            installation.keep()
-        result = self._operators.run(node, groups, inputs, shard, trainer)
+        operator, bound = self.plan.rpeg.operator(node.operator), self._bind(node, weights)
+        for training in operator.trainings:
+            if self.store.is_awaited(WeightsKey(training.model, groups.place, node.version)):
+                bound[training.model].keep()
+        shard = None if node.model is None else bound[node.model].shard
+        trainers = {training.name: bound[training.model].trainer for training in operator.trainings}
+        result = self._operators.run(node, groups, inputs, shard, trainers)
         metrics = dict(result.metrics)
         for container, value in result.rows.items():
             whole = value.numbers is None
             self.store.put_rows(RowsKey(node.index, container, groups.place, whole), value)
-        if training:
-            metrics |= self._staleness(node, step)
-            version = installation.advance()
-            for container in self.plan.rpeg.operator(node.operator).outputs:
-                if self._is_weights(container):
-                    self._note_weights(node, container, WeightsKey(node.model, groups.place, version))
+        for training in operator.trainings:
+            prefix = f"{training.name}/" if operator.fused else ""
+            metrics |= {prefix + name: age for name, age in self._staleness(node, training.model, step).items()}
+            version = bound[training.model].advance()
+            for container in sorted(operator.outputs):
+                if self.plan.rpeg.container(container).model == training.model:
+                    self._note_weights(node, container, WeightsKey(training.model, groups.place, version))
         return wire_bytes, metrics
 
-    def _staleness(self, node: Node, step: int) -> dict[str, float]:
+    def _staleness(self, node: Node, model: str, step: int) -> dict[str, float]:
         """How many versions older than the one in training the policy, or critic, is that made the step's rows.
 
         One version makes all sequences of a step, so that this is the staleness of every token.
@@ -277,28 +280,29 @@ class Worker:
         served = [
             other.version
             for other in self.window.nodes(step)
-            if other.kind is NodeKind.OP and other.model == node.model and other.operator != node.operator
+            if other.kind is NodeKind.OP and other.model == model and other.operator != node.operator
         ]
         return {"staleness": float(node.version - min(served))} if served else {}
 
-    def _bind(self, node: Node, weights: Sequence[Artifact]) -> Installation:
-        """The installation of an operator's model, with the version that the node is bound to."""
+    def _bind(self, node: Node, weights: Sequence[Artifact]) -> dict[str, Installation]:
+        """The installations of an operator's models, with the version that the node is bound to."""
         place = self._places[node.operator]
-        installation = self.installations[node.model, place]
+        bound = {model: self.installations[model, place] for model in node.models}
         for artifact in weights:
             self._check_version(node, artifact)
         training = self.plan.rpeg.operator(node.operator).role is Role.TRAINING
-        if training and installation.trained != node.version:
-            raise _wrong_version(node, node.version, installation.trained)
-        with _naming(node):
-            installation.bind(node.version)
-        return installation
+        for installation in bound.values():
+            if training and installation.trained != node.version:
+                raise _wrong_version(node, node.version, installation.trained)
+            with _naming(node):
+                installation.bind(node.version)
+        return bound
 
     def _check_version(self, node: Node, artifact: Artifact) -> None:
         """Whether an artifact of weights is the version that a node is bound to."""
         with _naming(node):
             found = self.store.weights(artifact.node, artifact.container)
-        if (found.model, found.version) != (node.model, node.version):
+        if found.model not in node.models or found.version != node.version:
             raise _wrong_version(node, node.version, found.version)
 
     def _note_weights(self, node: Node, container: str, key: WeightsKey) -> None:
@@ -382,9 +386,7 @@ class Worker:
 
     def _trains(self, model: str, place: Place) -> bool:
         graph = self.plan.rpeg
-        return any(
-            op.model == model and op.role is Role.TRAINING and self._places[op.name] == place for op in graph.operators
-        )
+        return any(t.model == model and self._places[op.name] == place for op in graph.operators for t in op.trainings)
 
     # Keeping
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rpeg_core.costing.batches import Layouts, MemoryBatch
+from rpeg_core.costing.batches import FusedBatch, Layouts, MemoryBatch
 from rpeg_core.ir import Role
 from rpeg_core.spec.models import Head, ModelSpec
 from rpeg_plugin_analytical import training_memory
@@ -13,12 +13,15 @@ from rpeg_plugin_analytical.shards import kv_width_per_rank, shard_parameters
 from rpeg_plugin_analytical.shared import (
     ADAM_STATE_BYTES_PER_PARAMETER,
     checkpoint_interval,
+    fused_checkpoints,
     live_microbatches,
     of_model,
 )
 
 __all__ = [
     "activations_bytes",
+    "fused_activations_bytes",
+    "fused_logits_bytes",
     "gradients_bytes",
     "kv_cache_bytes",
     "logits_bytes",
@@ -71,10 +74,27 @@ def activations_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
         return training_memory.activation_bytes(batch, model)
     checkpoints = np.zeros(len(batch.layouts))
     if batch.role is Role.TRAINING:
-        stage_layers = model.layers // batch.layouts.pipeline
-        kept = -(-stage_layers // checkpoint_interval(stage_layers))
-        checkpoints = live_microbatches(batch.layouts) * kept * model.hidden
+        checkpoints = live_microbatches(batch.layouts) * _kept_width(batch, model)
     return _microbatch_bytes(batch) * checkpoints + _buffer_bytes(batch, model)
+
+
+def fused_activations_bytes(batch: FusedBatch[MemoryBatch]) -> Floats:
+    """Checkpoints of the microbatches in flight, of all models together, and the largest segment at work."""
+    kept = [_microbatch_bytes(part) * _kept_width(part, part.model) for part in batch.parts]
+    buffers = [_buffer_bytes(part, part.model) for part in batch.parts]
+    return fused_checkpoints(batch, kept) + np.max(np.array(buffers), axis=0)
+
+
+def fused_logits_bytes(batch: FusedBatch[MemoryBatch]) -> Floats:
+    """One microbatch's: the last stage runs its backward pass before the next forward pass."""
+    return np.max(np.array([logits_bytes(part) for part in batch.parts]), axis=0)
+
+
+def _kept_width(batch: MemoryBatch, model: ModelSpec) -> Floats:
+    """Elements per token of a microbatch's checkpoints on one stage."""
+    stage_layers = model.layers // batch.layouts.pipeline
+    kept = -(-stage_layers // checkpoint_interval(stage_layers))
+    return kept * model.hidden
 
 
 @of_model

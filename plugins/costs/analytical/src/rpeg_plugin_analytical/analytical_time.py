@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from rpeg_core.costing.batches import Links, OperatorBatch
+from rpeg_core.costing.batches import FusedBatch, Links, OperatorBatch
 from rpeg_core.ir import Role
 from rpeg_core.spec.execution import Sharding
 from rpeg_core.spec.models import ModelSpec
@@ -19,7 +19,13 @@ from rpeg_plugin_analytical.collectives import all_gather_s, reduce_scatter_s
 from rpeg_plugin_analytical.frameworks import used_by
 from rpeg_plugin_analytical.microbatches import Pass, passes
 from rpeg_plugin_analytical.shards import expert_parameters, shard_parameters
-from rpeg_plugin_analytical.shared import OPTIMIZER_TRAFFIC_BYTES_PER_PARAMETER, boundary_s, of_model
+from rpeg_plugin_analytical.shared import (
+    OPTIMIZER_TRAFFIC_BYTES_PER_PARAMETER,
+    boundary_s,
+    fused_bubble_s,
+    fused_messages_s,
+    of_model,
+)
 from rpeg_plugin_analytical.stages import stage_seconds
 
 __all__ = [
@@ -27,6 +33,8 @@ __all__ = [
     "context_parallel_s",
     "data_parallel_s",
     "expert_parallel_s",
+    "fused_pipeline_bubble_s",
+    "fused_pipeline_parallel_s",
     "gemm_s",
     "loop_overhead_s",
     "non_gemm_s",
@@ -44,6 +52,8 @@ FIXED_CAPACITY_LAUNCHES = 0.5
 """Launch time of a mixture layer whose experts have a fixed capacity over that of one that waits for token counts:
 Qwen3-30B-A3B on eight B200, one layout, 14.5 s with and 28.2 s without dropping (Megatron-Bridge 25.09 and 25.11)."""
 
+FORWARD_AND_BACKWARD = 3.0
+"""Forward passes that a forward and a backward pass take together: gradients of inputs and of weights (D-A)."""
 
 Effect = Callable[[OperatorBatch, ModelSpec, Pass], Floats]
 
@@ -76,6 +86,24 @@ def attention_s(batch: OperatorBatch, model: ModelSpec) -> Floats:
 def non_gemm_s(batch: OperatorBatch, model: ModelSpec) -> Floats:
     """Norms, residuals, activations, casts and the loss at BW_mem; decode 0 (D-E)."""
     return _all_microbatches(batch, model, pointwise.layer_seconds, pointwise.head_seconds)
+
+
+def fused_pipeline_bubble_s(batch: FusedBatch[OperatorBatch]) -> Floats:
+    """The length of the interleaved schedule less what the mean stage does for all models.
+
+    The backward pass of a layer or the head takes two forward passes, and one more where layers are recomputed.
+    """
+    layouts = batch.layouts
+    forward_s, backward_s, work_s = [], [], np.zeros(len(layouts))
+    for part in batch.parts:
+        (whole,) = passes(part, first_token_from_prefill=True)
+        stage = stage_seconds(part, part.model, whole)
+        layers_s = stage.layers_s / (FORWARD_AND_BACKWARD + part.execution.recompute.linear)
+        last_s = stage.last_s / FORWARD_AND_BACKWARD
+        forward_s.append((layers_s, layers_s + last_s))
+        backward_s.append((stage.layers_s - layers_s, stage.layers_s - layers_s + stage.last_s - last_s))
+        work_s = work_s + layouts.microbatches * (stage.layers_s + stage.last_s / layouts.pipeline)
+    return fused_bubble_s(batch, forward_s, backward_s, work_s)
 
 
 @of_model
@@ -120,6 +148,17 @@ def pipeline_bubble_s(batch: OperatorBatch, model: ModelSpec) -> Floats:
         fill_s = (layouts.pipeline - 1) * mean_s / batch.execution.virtual_stages
         total_s = total_s + (slots - 1) * wait_s + fill_s
     return total_s
+
+
+def fused_pipeline_parallel_s(batch: FusedBatch[OperatorBatch]) -> Floats:
+    """``mb`` messages of each model, and once ``2 Pp - 3`` of the model whose messages take longest."""
+    messages_s = []
+    for part in batch.parts:
+        (whole,) = passes(part, first_token_from_prefill=True)
+        token_bytes = part.model.hidden * part.workload.bytes_per_element / part.layouts.tensor / part.execution.context
+        exposed = framework(part.execution.framework).pipeline_exposed
+        messages_s.append(exposed * boundary_s(part, whole.tokens * token_bytes))
+    return fused_messages_s(batch, messages_s)
 
 
 @of_model

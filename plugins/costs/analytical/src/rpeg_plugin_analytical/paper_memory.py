@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rpeg_core.costing.batches import Layouts, MemoryBatch
+from rpeg_core.costing.batches import FusedBatch, Layouts, MemoryBatch
 from rpeg_core.ir import Role
 from rpeg_core.spec.models import Head, ModelSpec
 from rpeg_plugin_analytical.shared import (
     ADAM_STATE_BYTES_PER_PARAMETER,
     checkpoint_interval,
+    fused_checkpoints,
     live_microbatches,
     of_model,
 )
@@ -18,6 +19,7 @@ from rpeg_plugin_analytical.work import paper_layer_parameters
 
 __all__ = [
     "activations_bytes",
+    "fused_activations_bytes",
     "gradients_bytes",
     "kv_cache_bytes",
     "optimizer_state_bytes",
@@ -64,14 +66,28 @@ def activations_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     generates = batch.role is Role.GENERATION
     length = workload.prompt_tokens if generates else workload.sequence_tokens
     microbatch_bytes = workload.bytes_per_element * batch.sequences_per_microbatch * length
-    layer = _layer_width(model, layouts)
     if batch.role is Role.TRAINING:
-        stage_layers = model.layers // layouts.pipeline
-        interval = checkpoint_interval(stage_layers)
-        checkpoints = -(-stage_layers // interval) * model.hidden
-        return microbatch_bytes * live_microbatches(layouts) * (checkpoints + interval * layer)
+        return microbatch_bytes * live_microbatches(layouts) * _kept_width(batch, model)
+    layer = _layer_width(model, layouts)
     head = model.hidden + (1 if model.head is Head.SCALAR else model.vocab)
     return microbatch_bytes * np.maximum(layer, head)
+
+
+def fused_activations_bytes(batch: FusedBatch[MemoryBatch]) -> Floats:
+    """Those of the microbatches in flight, of all models together **[choice]**."""
+    first = batch.parts[0]
+    microbatch_bytes = (
+        first.workload.bytes_per_element * first.sequences_per_microbatch * first.workload.sequence_tokens
+    )
+    return fused_checkpoints(batch, [microbatch_bytes * _kept_width(part, part.model) for part in batch.parts])
+
+
+def _kept_width(batch: MemoryBatch, model: ModelSpec) -> Floats:
+    """Training: elements per token that one microbatch in flight holds."""
+    stage_layers = model.layers // batch.layouts.pipeline
+    interval = checkpoint_interval(stage_layers)
+    checkpoints = -(-stage_layers // interval) * model.hidden
+    return checkpoints + interval * _layer_width(model, batch.layouts)
 
 
 def _layer_width(model: ModelSpec, layouts: Layouts) -> Floats:

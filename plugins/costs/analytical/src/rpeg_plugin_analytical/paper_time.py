@@ -10,17 +10,25 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rpeg_core.costing.batches import OperatorBatch
+from rpeg_core.costing.batches import FusedBatch, OperatorBatch
 from rpeg_core.ir import Role
 from rpeg_core.spec.models import ModelSpec
 from rpeg_plugin_analytical.collectives import all_gather_s, all_reduce_s, reduce_scatter_s
 from rpeg_plugin_analytical.microbatches import Pass, passes
 from rpeg_plugin_analytical.roofline import gemm_utilization, roofline_s
-from rpeg_plugin_analytical.shared import OPTIMIZER_TRAFFIC_BYTES_PER_PARAMETER, boundary_s, of_model
+from rpeg_plugin_analytical.shared import (
+    OPTIMIZER_TRAFFIC_BYTES_PER_PARAMETER,
+    boundary_s,
+    fused_bubble_s,
+    fused_messages_s,
+    of_model,
+)
 from rpeg_plugin_analytical.work import TRAINING_FORWARDS, forward_flops, paper_counts, paper_layer_parameters
 
 __all__ = [
     "data_parallel_s",
+    "fused_pipeline_bubble_s",
+    "fused_pipeline_parallel_s",
     "gemm_s",
     "non_gemm_s",
     "optimizer_s",
@@ -69,6 +77,18 @@ def pipeline_bubble_s(batch: OperatorBatch, model: ModelSpec) -> Floats:
     return gemm_s(batch) * (batch.layouts.pipeline - 1) / batch.layouts.microbatches
 
 
+def fused_pipeline_bubble_s(batch: FusedBatch[OperatorBatch]) -> Floats:
+    """The length of the interleaved schedule less the T_gemm of all models.
+
+    **[choice]** The paper prints no equation for fusion. A forward pass is a quarter of a microbatch's time.
+    """
+    work_s = [gemm_s(part) for part in batch.parts]
+    microbatch_s = [seconds / batch.layouts.microbatches for seconds in work_s]
+    forward_s = [(seconds / TRAINING_FORWARDS,) * 2 for seconds in microbatch_s]
+    backward_s = [(seconds - seconds / TRAINING_FORWARDS,) * 2 for seconds in microbatch_s]
+    return fused_bubble_s(batch, forward_s, backward_s, sum(work_s))
+
+
 @of_model
 def tensor_parallel_s(batch: OperatorBatch, model: ModelSpec) -> Floats:
     """2 AllReduces per layer and forward pass, 6 per layer in training (D-D a).
@@ -105,6 +125,16 @@ def pipeline_parallel_s(batch: OperatorBatch, model: ModelSpec) -> Floats:
             tokens, messages = part.tokens, layouts.microbatches + fill
         total_s = total_s + messages * boundary_s(batch, tokens * token_bytes)
     return total_s
+
+
+def fused_pipeline_parallel_s(batch: FusedBatch[OperatorBatch]) -> Floats:
+    """``mb`` messages of each model, and once ``2 Pp - 3`` of the model whose messages take longest **[choice]**."""
+    messages_s = []
+    for part in batch.parts:
+        (whole,) = passes(part, first_token_from_prefill=True)
+        token_bytes = part.model.hidden * part.workload.bytes_per_element / part.layouts.tensor
+        messages_s.append(boundary_s(part, whole.tokens * token_bytes))
+    return fused_messages_s(batch, messages_s)
 
 
 @of_model

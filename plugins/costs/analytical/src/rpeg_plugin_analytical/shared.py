@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rpeg_core.costing.batches import Layouts, MemoryBatch, OperatorBatch, TransferBatch
+from rpeg_core.costing.batches import FusedBatch, Layouts, MemoryBatch, OperatorBatch, TransferBatch
+from rpeg_core.passes.microtasks import interleaved_s
+from rpeg_core.passes.microtasks import live_microbatches as live_of_each
 from rpeg_core.spec.models import ModelSpec
 from rpeg_plugin_analytical.collectives import all_to_all_s, point_to_point_s
 
@@ -20,6 +22,9 @@ __all__ = [
     "checkpoint_interval",
     "communicate_s",
     "function_reward_s",
+    "fused_bubble_s",
+    "fused_checkpoints",
+    "fused_messages_s",
     "live_microbatches",
     "of_model",
     "reshard_s",
@@ -65,6 +70,47 @@ def boundary_s(batch: OperatorBatch, message_bytes: ArrayLike) -> Floats:
     mixed_s = (1.0 - inter_share) * point_to_point_s(message_bytes, batch.intra_node_p2p)
     mixed_s = mixed_s + inter_share * point_to_point_s(message_bytes, batch.stage_p2p)
     return np.where(boundaries > 0, mixed_s, 0.0)
+
+
+def fused_bubble_s(
+    batch: FusedBatch[OperatorBatch],
+    forward_s: Sequence[Sequence[Floats]],
+    backward_s: Sequence[Sequence[Floats]],
+    work_s: Floats,
+) -> Floats:
+    """What an interleaved schedule takes beyond ``work_s``, the mean stage's work of all its models.
+
+    ``forward_s`` and ``backward_s`` have for each model the seconds of a microbatch on inner stages and on the last.
+    """
+    layouts = batch.layouts
+    length_s = interleaved_s(layouts.pipeline, layouts.microbatches, np.array(forward_s), np.array(backward_s))
+    return np.maximum(0.0, length_s - work_s)  # a pipeline of one stage has none, but for rounding
+
+
+def fused_messages_s(batch: FusedBatch[OperatorBatch], messages_s: Sequence[Floats]) -> Floats:
+    """``mb`` messages of each model, and once the ``2 Pp - 3`` that fill and drain the pipeline, of the slowest."""
+    layouts = batch.layouts
+    fill = np.maximum(2 * layouts.pipeline - 3, 0)
+    total_s = fill * np.max(np.array(messages_s), axis=0)
+    for message_s in messages_s:
+        total_s = total_s + layouts.microbatches * message_s
+    return total_s
+
+
+def fused_checkpoints(batch: FusedBatch[MemoryBatch], microbatch_bytes: Sequence[Floats]) -> Floats:
+    """Bytes of the microbatches that the first stage holds at the peak of the interleaved schedule."""
+    layouts = batch.layouts
+    live = np.array(
+        [
+            live_of_each(len(batch.parts), int(pipeline), int(count))
+            for pipeline, count in zip(layouts.pipeline, layouts.microbatches, strict=True)
+        ]
+    ).reshape(len(layouts), len(batch.parts))
+    largest_first = -np.sort(-np.array(microbatch_bytes), axis=0)
+    total = np.zeros(len(layouts))
+    for place in range(len(batch.parts)):
+        total = total + live[:, place] * largest_first[place]
+    return total
 
 
 def communicate_s(batch: TransferBatch) -> Floats:

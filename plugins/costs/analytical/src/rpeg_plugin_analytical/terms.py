@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from rpeg_core import CostTerm, MemoryKind, Target
-from rpeg_core.costing.batches import MemoryBatch, OperatorBatch, TransferBatch
+from rpeg_core.costing.batches import FusedBatch, MemoryBatch, OperatorBatch, TransferBatch
 from rpeg_plugin_analytical import analytical_memory, analytical_time, paper_memory, paper_time, shared
 
 __all__ = ["analytical_terms", "paper_terms"]
@@ -25,6 +25,7 @@ def analytical_terms() -> tuple[CostTerm, ...]:
             "pipeline bubble",
             time.pipeline_bubble_s,
             "fill and drain, and waiting for the stage with the head",
+            fused=time.fused_pipeline_bubble_s,
         ),
         _time(
             model,
@@ -39,6 +40,7 @@ def analytical_terms() -> tuple[CostTerm, ...]:
             "PP send/recv",
             time.pipeline_parallel_s,
             "one message per microbatch and boundary in sequence",
+            fused=time.fused_pipeline_parallel_s,
         ),
         _time(
             model,
@@ -69,6 +71,7 @@ def analytical_terms() -> tuple[CostTerm, ...]:
             weights=memory.weights_bytes,
             gradients=memory.gradients_bytes,
             activations=memory.activations_bytes,
+            fused_activations=memory.fused_activations_bytes,
             kv_cache=memory.kv_cache_bytes,
         ),
         _memory(
@@ -78,6 +81,7 @@ def analytical_terms() -> tuple[CostTerm, ...]:
             MemoryKind.TRANSIENT,
             memory.logits_bytes,
             "16-bit and FP32 logits beyond the layer buffer",
+            fused=memory.fused_logits_bytes,
         ),
         _memory(
             model,
@@ -95,7 +99,14 @@ def paper_terms() -> tuple[CostTerm, ...]:
     model, time, memory = "paper", paper_time, paper_memory
     return (
         _time(model, "gemm", "GEMM", time.gemm_s, "W / (P F_eff), D-A"),
-        _time(model, "pipeline_bubble", "pipeline bubble", time.pipeline_bubble_s, "T_gemm (Pp - 1)/mb, D-C"),
+        _time(
+            model,
+            "pipeline_bubble",
+            "pipeline bubble",
+            time.pipeline_bubble_s,
+            "T_gemm (Pp - 1)/mb, D-C",
+            fused=time.fused_pipeline_bubble_s,
+        ),
         _time(
             model,
             "tensor_parallel",
@@ -109,6 +120,7 @@ def paper_terms() -> tuple[CostTerm, ...]:
             "PP send/recv",
             time.pipeline_parallel_s,
             "mb + Pp - 2 (training mb + 2 Pp - 3) messages, D-D b",
+            fused=time.fused_pipeline_parallel_s,
         ),
         _time(
             model,
@@ -126,6 +138,7 @@ def paper_terms() -> tuple[CostTerm, ...]:
             weights=memory.weights_bytes,
             gradients=memory.gradients_bytes,
             activations=memory.activations_bytes,
+            fused_activations=memory.fused_activations_bytes,
             kv_cache=memory.kv_cache_bytes,
         ),
     )
@@ -134,6 +147,7 @@ def paper_terms() -> tuple[CostTerm, ...]:
 OperatorFunction = Callable[[OperatorBatch], np.ndarray]
 TransferFunction = Callable[[TransferBatch], np.ndarray]
 MemoryFunction = Callable[[MemoryBatch], np.ndarray]
+FusedFunction = Callable[[FusedBatch], np.ndarray]
 
 
 def _shared_time_terms(model: str) -> tuple[CostTerm, ...]:
@@ -163,6 +177,7 @@ def _memory_terms(
     weights: MemoryFunction,
     gradients: MemoryFunction,
     activations: MemoryFunction,
+    fused_activations: FusedFunction,
     kv_cache: MemoryFunction,
 ) -> tuple[CostTerm, ...]:
     return (
@@ -183,14 +198,28 @@ def _memory_terms(
             MemoryKind.TRANSIENT,
             activations,
             "checkpoints and layer intermediates, D-I a, b",
+            fused=fused_activations,
         ),
         _memory(model, "kv_cache", "KV cache", MemoryKind.TRANSIENT, kv_cache, "K and V of Lp + Lr tokens, D-I c"),
     )
 
 
-def _time(model: str, term: str, quantity: str, function: OperatorFunction, summary: str) -> CostTerm:
+def _time(
+    model: str,
+    term: str,
+    quantity: str,
+    function: OperatorFunction,
+    summary: str,
+    *,
+    fused: FusedFunction | None = None,
+) -> CostTerm:
     return CostTerm(
-        name=f"{model}.{term}", summary=summary, target=Target.OPERATOR, quantity=quantity, function=function
+        name=f"{model}.{term}",
+        summary=summary,
+        target=Target.OPERATOR,
+        quantity=quantity,
+        function=function,
+        fused=fused,
     )
 
 
@@ -200,7 +229,16 @@ def _transfer(model: str, term: str, quantity: str, function: TransferFunction, 
     )
 
 
-def _memory(model: str, term: str, quantity: str, kind: MemoryKind, function: MemoryFunction, summary: str) -> CostTerm:
+def _memory(
+    model: str,
+    term: str,
+    quantity: str,
+    kind: MemoryKind,
+    function: MemoryFunction,
+    summary: str,
+    *,
+    fused: FusedFunction | None = None,
+) -> CostTerm:
     return CostTerm(
         name=f"{model}.{term}",
         summary=summary,
@@ -208,4 +246,5 @@ def _memory(model: str, term: str, quantity: str, kind: MemoryKind, function: Me
         quantity=quantity,
         function=function,
         memory=kind,
+        fused=fused,
     )

@@ -103,8 +103,8 @@ def _good(structure: StructureProblem, v: int, candidates: Sequence[int]) -> Ite
 
 
 def _same_model(structure: StructureProblem, u: int, v: int) -> bool:
-    models = [structure.rpeg.operators[w].model for w in (u, v)]
-    return u != v and models[0] is not None and models[0] == models[1]
+    one, other = (structure.rpeg.operators[w].models for w in (u, v))
+    return u != v and not set(one).isdisjoint(other)
 
 
 def _degrees(structure: StructureProblem, v: int, candidate: int) -> tuple[int, int, int]:
