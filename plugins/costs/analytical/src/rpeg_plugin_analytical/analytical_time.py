@@ -156,7 +156,7 @@ def fused_pipeline_parallel_s(batch: FusedBatch[OperatorBatch]) -> Floats:
     for part in batch.parts:
         (whole,) = passes(part, first_token_from_prefill=True)
         token_bytes = part.model.hidden * part.workload.bytes_per_element / part.layouts.tensor / part.execution.context
-        exposed = framework(part.execution.framework).pipeline_exposed
+        exposed = used_by(part).pipeline_exposed
         messages_s.append(exposed * boundary_s(part, whole.tokens * token_bytes))
     return fused_messages_s(batch, messages_s)
 
