@@ -13,6 +13,7 @@ from rpeg_core.spec.machine import HardwareProfile, MeasuredHardware
 if TYPE_CHECKING:
     import numpy as np
 
+    from rpeg_core.calibration.measurements import CalibrationRequest, Measurements
     from rpeg_core.costing.batches import FusedBatch, MemoryBatch, OperatorBatch, TransferBatch
     from rpeg_core.ir import Rpeg
     from rpeg_core.planning.plan import Plan
@@ -168,6 +169,10 @@ class BackendSpec:
             the plan's graph and returns a :class:`rpeg_core.runtime.trace.Trace`; the contract is
             :class:`rpeg_core.runtime.session.Session`.
         render: ``render(plan, settings) -> Mapping[str, str]`` for ``export``: file name to content.
+        calibrate: ``calibrate(request) -> Measurements`` of this machine with the backend's own operations, for
+            ``rpeg calibrate``; tells ``request.progress`` how far it is and ends its processes when it is interrupted.
+
+            .. versionadded:: 0.1
         profile: ``profile(request, settings)`` for ``rpeg profile-lengths``: generate responses and tell their lengths;
             the contract is :class:`rpeg_core.runtime.lengths.LengthsRequest`. None when it cannot.
         settings: attrs class of its settings.
@@ -179,5 +184,6 @@ class BackendSpec:
     probe: Callable[[], str | None]
     open: Callable[[Plan, Any], Session] | None = None
     render: Callable[[Plan, Any], Mapping[str, str]] | None = None
+    calibrate: Callable[[CalibrationRequest], Measurements] | None = None
     profile: Callable[[LengthsRequest, Any], None] | None = None
     settings: type = NoSettings

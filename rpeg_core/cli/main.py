@@ -32,6 +32,7 @@ COMMANDS = {
     "profile-lengths": ("rpeg_core.cli.profile_lengths:command", "Measure how long the actor's responses are."),
     "run": ("rpeg_core.cli.run:command", "Execute a plan and compare its time with the prediction."),
     "verify": ("rpeg_core.cli.verify:command", "Check that a trace is a run of a plan."),
+    "calibrate": ("rpeg_core.cli.calibrate:command", "Measure this machine and write its hardware profile."),
     "validate-model": ("rpeg_core.cli.validate_model:command", "Compare predictions with measured runs."),
     "list-plugins": ("rpeg_core.cli.list_plugins:command", "List the installed plugins."),
     "show": ("rpeg_core.cli.show:command", "Show what plugins offer, with settings, units and sources."),

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rpeg_core.ir import Role
 from rpeg_core.planning.assignment import Layout
-from rpeg_core.spec.execution import Execution
+from rpeg_core.spec.execution import Execution, Recompute
 from rpeg_core.spec.machine import AlphaBeta, DeviceSpace, HardwareProfile, LinkTier
 from rpeg_core.spec.models import ModelSpec
 from rpeg_core.spec.workload import LengthPhase, Workload
@@ -67,6 +67,13 @@ class Layouts:
         return Layout(int(self.data[index]), int(self.pipeline[index]), int(self.tensor[index]))
 
 
+def _execution(hardware: HardwareProfile) -> Execution:
+    """How operators are executed when nobody says: the paper's subset, or as the measured software does it."""
+    if hardware.software is None:
+        return Execution()
+    return Execution(recompute=Recompute(hardware.software.recompute))
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class _LayoutBatch:
     role: Role
@@ -77,7 +84,7 @@ class _LayoutBatch:
     hardware: HardwareProfile
     layouts: Layouts
     settings: Any
-    execution: Execution = attrs.field(factory=Execution)
+    execution: Execution = attrs.field(default=attrs.Factory(lambda self: _execution(self.hardware), takes_self=True))
 
     @property
     def tp_links(self) -> Links:

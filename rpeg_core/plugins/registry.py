@@ -12,9 +12,11 @@ import importlib.metadata
 import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 import attrs
 
+from rpeg_core._version import __version__
 from rpeg_core.diagnostics import Diagnostic
 from rpeg_core.errors import MissingPluginError, PluginError, suggest
 from rpeg_core.plugins.discovery import (
@@ -37,6 +39,7 @@ from rpeg_core.plugins.loading import (
     measured,
     new_manager,
 )
+from rpeg_core.spec.machine import is_profile_file
 
 __all__ = ["LoadedDiagnostic", "Registry"]
 
@@ -111,17 +114,32 @@ class Registry:
         return tuple(sorted(found, key=lambda record: record.name))
 
     def get(self, kind: str, name: str) -> LoadedRecord:
-        """The record of that name; of hardware its profile, measured now if it has to be.
+        """The record of that name; of hardware its profile, measured now if it has to be, or read from its file.
 
         Raises:
             PluginError: a plugin that would offer it is disabled, incompatible, broken or a duplicate, or measuring
                 failed.
             MissingPluginError: no installed plugin offers it.
+            ExperimentError: hardware is a file that is no profile.
         """
+        if kind_named(kind) is HARDWARE and is_profile_file(name):
+            return self._file(name)
         for record in self.records(kind):
             if record.name == name:
                 return record if kind_named(kind) is not HARDWARE else self._profile(record)
         raise self._not_found(kind_named(kind), name)
+
+    def _file(self, name: str) -> LoadedRecord:
+        if name not in self._measured:
+            from rpeg_core.spec.profile_file import read_profile  # imports yaml, which lists of plugins do not need
+
+            self._measured[name] = LoadedRecord(
+                record=read_profile(Path(name).resolve()),
+                distribution=CORE_DISTRIBUTION,
+                version=__version__,
+                plugin="hardware:file",
+            )
+        return self._measured[name]
 
     def _profile(self, record: LoadedRecord) -> LoadedRecord:
         if record.name not in self._measured:

@@ -17,6 +17,7 @@ from rpeg_core.passes.score import Objective
 from rpeg_core.planning.pins import Pin, parse_gpus
 from rpeg_core.planning.structures import StructureChoices
 from rpeg_core.spec.lengths import read_lengths
+from rpeg_core.spec.machine import is_profile_file
 from rpeg_core.spec.models import ModelSpec
 from rpeg_core.spec.roles import read_roles
 from rpeg_core.spec.sections import Section, read_yaml
@@ -31,7 +32,9 @@ MOST_STEPS = 100
 
 @attrs.frozen(kw_only=True)
 class Cluster:
-    """``cluster:``. ``gpus_per_node`` None takes the profile's; ``memory_gb`` overrides its GPU memory (10^9 B).
+    """``cluster:``. ``hardware`` is the name of a profile or the absolute path of a file with one.
+
+    ``gpus_per_node`` None takes the profile's; ``memory_gb`` overrides its GPU memory (10^9 B).
 
     ``price_per_gpu_hour`` (US dollars) overrides the profile's price.
     """
@@ -167,7 +170,7 @@ def parse_experiment(document: object, *, base_dir: Path = Path()) -> Experiment
         weights={name: role.weights for name, role in roles.items() if role.weights is not None},
         same_as={name: role.same_as for name, role in roles.items() if role.same_as is not None},
         workload=_workload(root.section("workload"), base_dir),
-        cluster=_cluster(root.section("cluster")),
+        cluster=_cluster(root.section("cluster"), base_dir),
         structure=_structure(root.section("structure", optional=True)),
         objective=Objective(
             kind=objective.text("kind", Objective().kind),
@@ -203,17 +206,22 @@ def _workload(section: Section, base_dir: Path) -> Workload:
     )
 
 
-def _cluster(section: Section) -> Cluster:
+def _cluster(section: Section, base_dir: Path) -> Cluster:
     section.only("hardware", "racks", "nodes_per_rack", "gpus_per_node", "memory_gb", "price_per_gpu_hour")
     memory, price = section.get("memory_gb"), section.get("price_per_gpu_hour")
     return Cluster(
-        hardware=section.text("hardware"),
+        hardware=_hardware(section.text("hardware"), base_dir),
         racks=section.integer("racks", 1, minimum=1),
         nodes_per_rack=section.integer("nodes_per_rack", 1, minimum=1),
         gpus_per_node=None if section.get("gpus_per_node") is None else section.integer("gpus_per_node", minimum=1),
         memory_gb=None if memory is None else section.number("memory_gb", above=0.0),
         price_per_gpu_hour=None if price is None else section.number("price_per_gpu_hour", above=0.0),
     )
+
+
+def _hardware(name: str, base_dir: Path) -> str:
+    """The name of a profile, or the absolute path of a file with one."""
+    return str((base_dir / Path(name).expanduser()).resolve()) if is_profile_file(name) else name
 
 
 def _structure(section: Section) -> StructureChoices:

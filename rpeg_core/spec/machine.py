@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 import attrs
 
 from rpeg_core.errors import ExperimentError
+from rpeg_core.spec.software import Software
 
 __all__ = [
     "Allocation",
@@ -25,11 +26,17 @@ __all__ = [
     "LinkTier",
     "MeasuredHardware",
     "Tier",
+    "is_profile_file",
 ]
 
 
 MOST_GPUS = 65_536
 """Beyond this the candidates of an operator, some thirty for each GPU, no longer fit in memory."""
+
+
+def is_profile_file(name: str) -> bool:
+    """Whether what ``cluster.hardware`` says is the path of a file, not the name of a profile."""
+    return name.endswith((".yaml", ".yml", ".json")) or "/" in name
 
 
 class Tier(enum.IntEnum):
@@ -198,6 +205,7 @@ class HardwareProfile:
         default_costs: cost models or single terms used when the experiment names none.
         sources: for every numeric field (dotted path) where the number comes from; complete by contract.
         price_per_gpu_hour: in US dollars when a source is known, else None.
+        software: what the software that executes plans costs, for a profile that ``rpeg calibrate`` wrote.
     """
 
     name: str
@@ -213,6 +221,7 @@ class HardwareProfile:
     default_costs: tuple[str, ...] = ("analytical",)
     sources: Mapping[str, str] = attrs.field(factory=dict)
     price_per_gpu_hour: float | None = None
+    software: Software | None = None
 
 
 @attrs.frozen(kw_only=True)

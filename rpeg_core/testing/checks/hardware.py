@@ -33,7 +33,7 @@ def quantities(record: HardwareProfile) -> None:
     """Numbers are finite and positive; counts are whole; a node has a GPU."""
     problems = []
     for path, value in numbers(record):
-        zero_allowed = path in MAY_BE_ZERO or path.endswith("latency_s")
+        zero_allowed = path in MAY_BE_ZERO or path.endswith("latency_s") or path.startswith("software.")
         if isinstance(value, bool) or not math.isfinite(value) or value < 0 or (value == 0 and not zero_allowed):
             problems.append(f"{path} is {value!r}; allowed: a finite number {'>=' if zero_allowed else '>'} 0")
         elif path in COUNTS and not isinstance(value, int):

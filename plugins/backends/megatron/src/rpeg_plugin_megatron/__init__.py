@@ -13,6 +13,7 @@ from rpeg_core import BackendSpec, hookimpl
 from rpeg_plugin_megatron.settings import Settings
 
 if TYPE_CHECKING:
+    from rpeg_core.calibration.measurements import CalibrationRequest, Measurements
     from rpeg_core.planning.plan import Plan
     from rpeg_core.runtime.lengths import LengthsRequest
 
@@ -31,6 +32,12 @@ def _open(plan: Plan, settings: Any) -> Any:
     return open_session(plan, settings)
 
 
+def _calibrate(request: CalibrationRequest) -> Measurements:
+    from rpeg_plugin_megatron.calibrate import measure
+
+    return measure(request)
+
+
 def _profile(request: LengthsRequest, settings: Any) -> None:
     from rpeg_plugin_megatron.lengths import profile_lengths
 
@@ -43,6 +50,7 @@ MEGATRON = BackendSpec(
     can=frozenset({"execute"}),
     probe=_probe,
     open=_open,
+    calibrate=_calibrate,
     profile=_profile,
     settings=Settings,
 )

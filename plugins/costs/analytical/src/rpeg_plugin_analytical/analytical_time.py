@@ -14,9 +14,9 @@ from rpeg_core.costing.batches import FusedBatch, Links, OperatorBatch
 from rpeg_core.ir import Role
 from rpeg_core.spec.execution import Sharding
 from rpeg_core.spec.models import ModelSpec
-from rpeg_plugin_analytical import attention, exchange, linear, pointwise
+from rpeg_plugin_analytical import attention, exchange, launches, linear, pointwise
 from rpeg_plugin_analytical.collectives import all_gather_s, reduce_scatter_s
-from rpeg_plugin_analytical.frameworks import framework
+from rpeg_plugin_analytical.frameworks import used_by
 from rpeg_plugin_analytical.microbatches import Pass, passes
 from rpeg_plugin_analytical.shards import expert_parameters, shard_parameters
 from rpeg_plugin_analytical.shared import (
@@ -156,7 +156,7 @@ def fused_pipeline_parallel_s(batch: FusedBatch[OperatorBatch]) -> Floats:
     for part in batch.parts:
         (whole,) = passes(part, first_token_from_prefill=True)
         token_bytes = part.model.hidden * part.workload.bytes_per_element / part.layouts.tensor / part.execution.context
-        exposed = framework(part.execution.framework).pipeline_exposed
+        exposed = used_by(part).pipeline_exposed
         messages_s.append(exposed * boundary_s(part, whole.tokens * token_bytes))
     return fused_messages_s(batch, messages_s)
 
@@ -167,7 +167,7 @@ def pipeline_parallel_s(batch: OperatorBatch, model: ModelSpec) -> Floats:
     layouts, execution = batch.layouts, batch.execution
     fill = 2 * layouts.pipeline - 3 if batch.role is Role.TRAINING else layouts.pipeline - 2
     token_bytes = model.hidden * batch.workload.bytes_per_element / layouts.tensor / execution.context
-    exposed = framework(execution.framework).pipeline_exposed
+    exposed = used_by(batch).pipeline_exposed
     total_s = np.zeros(len(layouts))
     for part in passes(batch, first_token_from_prefill=True):
         messages = part.steps * layouts.microbatches * execution.virtual_stages + fill
@@ -202,7 +202,7 @@ def data_parallel_s(batch: OperatorBatch, model: ModelSpec) -> Floats:
     layouts, execution = batch.layouts, batch.execution
     if batch.role is not Role.TRAINING:
         return np.zeros(len(layouts))
-    used = framework(execution.framework)
+    used = used_by(batch)
     gathered, scattered = np.zeros(len(layouts)), np.zeros(len(layouts))
     for elements, ranks in _reduced(batch, model):
         found = _data_parallel_links(batch)
@@ -245,7 +245,7 @@ def optimizer_s(batch: OperatorBatch, model: ModelSpec) -> Floats:
     updated = np.zeros(len(layouts))
     for elements, ranks in _reduced(batch, model):
         updated = updated + elements / (1.0 if execution.sharding is Sharding.NONE else ranks)
-    traffic_bytes = OPTIMIZER_TRAFFIC_BYTES_PER_PARAMETER * updated
+    traffic_bytes = used_by(batch).optimizer_passes * OPTIMIZER_TRAFFIC_BYTES_PER_PARAMETER * updated
     return traffic_bytes / batch.hardware.device.memory_bandwidth_bytes_per_s
 
 
@@ -267,7 +267,7 @@ def stragglers_s(batch: OperatorBatch, model: ModelSpec) -> Floats:
 def loop_overhead_s(batch: OperatorBatch, model: ModelSpec) -> Floats:
     """What a reinforcement-learning loop adds to its operators: replicas that wait for the slowest, weights that are
     handed over, data that moves between processes; a share of everything else."""
-    share = framework(batch.execution.framework).loop_share
+    share = used_by(batch).loop_share
     if share == 0.0:
         return np.zeros(len(batch.layouts))
     effects = (
@@ -297,15 +297,18 @@ def step_overhead_s(batch: OperatorBatch, model: ModelSpec) -> Floats:
     Decode: per step a constant, a part per sequence, and per layer the floor of its many small kernels, which a
     CUDA graph launches without the host but which do not shrink with the batch.
     """
-    layouts, used = batch.layouts, framework(batch.execution.framework)
+    layouts, used = batch.layouts, used_by(batch)
+    total_s = np.full(len(layouts), used.node_s)
+    for part in passes(batch, first_token_from_prefill=True):
+        total_s = total_s + part.steps * layouts.microbatches * stage_seconds(batch, model, part).launch_s
     if batch.role is Role.INFERENCE:
-        return np.zeros(len(layouts))
+        return total_s
     if batch.role is Role.GENERATION:
-        total_s = np.zeros(len(layouts))
         for part in passes(batch, first_token_from_prefill=True):
             floor_s = used.decode_layer_s * model.layers / layouts.pipeline
             if part.decode:
                 floor_s = floor_s + used.decode_step_s + used.decode_sequence_s * part.tokens
+                floor_s = floor_s + launches.replica_step_seconds(batch)
             total_s = total_s + part.steps * layouts.microbatches * floor_s
         return total_s
     (part,) = passes(batch, first_token_from_prefill=True)
@@ -314,4 +317,5 @@ def step_overhead_s(batch: OperatorBatch, model: ModelSpec) -> Floats:
     layer_s = (1.0 - sparse) * used.launch_layer_s + sparse * expert_s
     launches_s = layer_s * model.layers / layouts.pipeline
     waiting_s = np.maximum(0.0, launches_s - stage_seconds(batch, model, part).layers_s)
-    return used.step_s + layouts.microbatches * waiting_s
+    update_s = used.step_s + used.update_layer_s * model.layers / layouts.pipeline
+    return total_s + update_s + layouts.microbatches * waiting_s

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from rpeg_core.costing.batches import OperatorBatch
 from rpeg_core.ir import Role
 from rpeg_core.spec.models import ModelSpec
-from rpeg_plugin_analytical.frameworks import framework
+from rpeg_plugin_analytical.frameworks import used_by
 from rpeg_plugin_analytical.kernels import attention_flops_per_s, stream_s
 from rpeg_plugin_analytical.microbatches import Pass
 from rpeg_plugin_analytical.roofline import roofline_s
@@ -22,10 +22,6 @@ BACKWARD_FLOPS = 2.5
 """FLOPs of the backward pass over those of the forward pass: five matrix products, scores recomputed on chip,
 against two (FlashAttention-2, arXiv:2307.08691, section 3.1.2)."""
 
-SCORE_BYTES = 13.0
-"""Unfused attention, per score: 2 bytes written by the first product, 4 by the softmax (read and write), 5 by dropout
-and its mask, 2 read by the second product."""
-
 
 def layer_seconds(batch: OperatorBatch, model: ModelSpec, part: Pass) -> Floats:
     """One microbatch in one layer; decode reads the cached K and V, at BW_mem nearly always."""
@@ -37,15 +33,17 @@ def _decode(batch: OperatorBatch, model: ModelSpec, part: Pass) -> Floats:
     flops = 4.0 * part.tokens * decode_counts(model).attention_width * part.context / tensor
     element = batch.execution.cache_bytes_per_element or batch.workload.bytes_per_element
     per_token = model.kv_elements_per_token_per_layer(tensor) * element
+    used = used_by(batch)
+    per_token = per_token * used.cache_passes
     if model.latent_attention is None:
-        reuse = framework(batch.execution.framework).grouped_reads
+        reuse = used.grouped_reads
         per_token = per_token * (1.0 + reuse * (model.heads / model.kv_heads - 1.0))
     return roofline_s(flops, part.tokens * part.context * per_token, 1.0, batch.hardware.device)
 
 
 def _sequences(batch: OperatorBatch, model: ModelSpec, part: Pass) -> Floats:
     """Fused: at the table's FLOP/s. Unfused: all l x l scores, causal or not, go through memory."""
-    layouts, execution, used = batch.layouts, batch.execution, framework(batch.execution.framework)
+    layouts, execution, used = batch.layouts, batch.execution, used_by(batch)
     width = model_counts(model).attention_width / layouts.tensor
     flops = 4.0 * part.tokens * width * part.context / execution.context
     training = batch.role is Role.TRAINING
@@ -55,7 +53,7 @@ def _sequences(batch: OperatorBatch, model: ModelSpec, part: Pass) -> Floats:
     if not used.fused_attention:
         flops, backward = 2.0 * flops, 2.0
         scores = part.tokens * 2.0 * part.context * model.heads / layouts.tensor / execution.context
-        memory_s = stream_s(batch.hardware, SCORE_BYTES * scores)
+        memory_s = stream_s(batch.hardware, used.score_bytes * scores)
     forward_s = flops / speed + memory_s
     if not training:
         return forward_s

@@ -10,7 +10,7 @@ from rpeg_core.ir import Role
 from rpeg_core.spec.execution import Recompute
 from rpeg_core.spec.models import ModelSpec
 from rpeg_plugin_analytical.collectives import all_reduce_s
-from rpeg_plugin_analytical.frameworks import framework
+from rpeg_plugin_analytical.frameworks import used_by
 from rpeg_plugin_analytical.linear import expert_tensor, local_tokens
 from rpeg_plugin_analytical.microbatches import Pass
 from rpeg_plugin_analytical.shards import kv_width_per_rank
@@ -37,7 +37,7 @@ def tensor_layer_seconds(batch: OperatorBatch, model: ModelSpec, part: Pass) -> 
     if batch.role is Role.TRAINING:
         reduces = 4.0 + 2.0 * (execution.recompute is Recompute.FULL)
     payload = local_tokens(batch, part) * model.hidden * batch.workload.bytes_per_element
-    used, ranks = framework(execution.framework), batch.layouts.tensor
+    used, ranks = used_by(batch), batch.layouts.tensor
     seconds = all_reduce_s(payload, ranks, batch.tp_links)
     if batch.role is Role.GENERATION and used.decode_reduce_s is not None:
         moved_s = 2.0 * (ranks - 1) / ranks * payload / batch.tp_links.bandwidth_bytes_per_s
@@ -57,7 +57,7 @@ def context_layer_seconds(batch: OperatorBatch, model: ModelSpec, part: Pass) ->
     payload = local_tokens(batch, part) * width * batch.workload.bytes_per_element
     found = group_links(batch, layouts.tensor * execution.context, collective=False)
     step_s = found.latency_s + payload / found.bandwidth_bytes_per_s
-    return framework(execution.framework).context_exposed * passes * (execution.context - 1) * step_s
+    return used_by(batch).context_exposed * passes * (execution.context - 1) * step_s
 
 
 def expert_layer_seconds(batch: OperatorBatch, model: ModelSpec, part: Pass) -> Floats:
@@ -82,4 +82,4 @@ def expert_layer_seconds(batch: OperatorBatch, model: ModelSpec, part: Pass) -> 
     near_s = token_bytes * copies * (ranks - 1.0) / ranks / near.bandwidth_bytes_per_s
     latency_s = np.where(nodes > 1.0, far.latency_s, near.latency_s) * np.log2(np.maximum(ranks, 2.0))
     seconds = latency_s + np.maximum(far_s, near_s)
-    return framework(execution.framework).expert_exposed * sparse * exchanges * seconds
+    return used_by(batch).expert_exposed * sparse * exchanges * seconds

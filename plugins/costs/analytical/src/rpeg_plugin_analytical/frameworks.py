@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import attrs
 
+from rpeg_core.costing.batches import MemoryBatch, OperatorBatch
+from rpeg_core.spec.software import Software
 from rpeg_plugin_analytical.fitted import EAGER_MEMORY, FITTED, NEMO_RL_LOOP_SHARE
 
-__all__ = ["FACTS", "FRAMEWORKS", "PLAN", "Framework", "framework"]
+__all__ = ["FACTS", "FRAMEWORKS", "PLAN", "Framework", "framework", "used_by"]
 
 
 @attrs.frozen(kw_only=True)
@@ -51,6 +53,20 @@ class Framework:
             reach memory; 0 for kernels that load a group once.
         stream_share: rate at which GEMMs of few rows read weights over BW_mem.
         prefill_share: speed of an engine's GEMMs of many rows over the table's.
+        launches_ahead: the host runs ahead of the device; else it is the device, and launching adds to computing.
+        scores_responses: outside generation the head is applied to the response tokens only.
+        forward_layer_s, backward_layer_s, token_layer_s: host time of a layer in a forward pass, a backward pass and
+            a step of generation, the prefill too.
+        pass_s: host time of a stage per microbatch and pass beside its layers.
+        update_layer_s: the part of ``step_s`` that grows with the layers of a stage.
+        token_exchange_s: agreeing on the tokens of a step, in a replica of more than one GPU.
+        node_s: dispatching a node.
+        cache_passes: memory traffic of reading a cached K and V over one read.
+        score_bytes: memory traffic per score of unfused attention: 2 bytes written by the first product, 4 by the
+            softmax (read and write), 5 by dropout and its mask, 2 read by the second product.
+        logit_passes: memory traffic per logit of the loss over that of a fused one.
+        sampling_passes: the same in a token step.
+        optimizer_passes: memory traffic of an update over 18 bytes per parameter.
     """
 
     pointwise_passes: float = 1.0
@@ -82,6 +98,20 @@ class Framework:
     grouped_reads: float = 0.0
     stream_share: float = 1.0
     prefill_share: float = 1.0
+    launches_ahead: bool = True
+    scores_responses: bool = False
+    forward_layer_s: float = 0.0
+    backward_layer_s: float = 0.0
+    token_layer_s: float = 0.0
+    pass_s: float = 0.0
+    update_layer_s: float = 0.0
+    token_exchange_s: float = 0.0
+    node_s: float = 0.0
+    cache_passes: float = 1.0
+    score_bytes: float = 13.0
+    logit_passes: float = 1.0
+    sampling_passes: float = 0.0
+    optimizer_passes: float = 1.0
 
 
 PLAN = Framework()
@@ -137,3 +167,29 @@ def framework(name: str) -> Framework:
         KeyError: there is none of that name.
     """
     return FRAMEWORKS[name]
+
+
+def used_by(batch: OperatorBatch | MemoryBatch) -> Framework:
+    """The coefficients that price a batch: of the framework that its execution names, or else of the software that was
+    measured on its machine.
+
+    Raises:
+        KeyError: there is no framework of that name.
+    """
+    name, software = batch.execution.framework, batch.hardware.software
+    if name == "" and software is not None:
+        return _measured(software)
+    return framework(name)
+
+
+def _measured(software: Software) -> Framework:
+    same = {field.name for field in attrs.fields(Framework)} & {field.name for field in attrs.fields(Software)}
+    return Framework(
+        **{name: getattr(software, name) for name in sorted(same)},
+        launches_ahead=software.launches == "asynchronous",
+        fused_attention=software.attention == "fused",
+        scores_responses=software.scored == "responses",
+        step_s=software.update_s,
+        decode_step_s=software.token_step_s,
+        decode_sequence_s=software.token_sequence_s,
+    )

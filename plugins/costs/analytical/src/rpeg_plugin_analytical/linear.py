@@ -14,7 +14,7 @@ from rpeg_core.costing.batches import OperatorBatch
 from rpeg_core.ir import Role
 from rpeg_core.spec.execution import Precision
 from rpeg_core.spec.models import ModelSpec
-from rpeg_plugin_analytical.frameworks import framework
+from rpeg_plugin_analytical.frameworks import used_by
 from rpeg_plugin_analytical.kernels import gemm_flops_per_s, gemm_seconds, input_bytes
 from rpeg_plugin_analytical.microbatches import Pass
 from rpeg_plugin_analytical.shards import distinct_experts, kv_width_per_rank
@@ -117,7 +117,7 @@ def _layer_gemms(batch: OperatorBatch, model: ModelSpec, part: Pass) -> list[_Ge
                 _Gemm(columns=hidden, inner=width, rows=rows, count=sparse),
             ]
         expert_rows, experts = routed_rows(batch, model, part)
-        experts = experts / framework(batch.execution.framework).expert_gemm_share
+        experts = experts / used_by(batch).expert_gemm_share
         width = moe.expert_ffn / expert_tensor(batch)
         gemms += [
             _Gemm(columns=fused * width, inner=hidden, rows=expert_rows, count=sparse * experts),
@@ -132,7 +132,7 @@ def _seconds(batch: OperatorBatch, gemm: _Gemm, precision: Precision, recomputed
     training = batch.role is Role.TRAINING
     flops = gemm_flops_per_s(hardware, precision, sustained=batch.role is not Role.GENERATION)
     if not training:
-        used = framework(execution.framework)
+        used = used_by(batch)
         return gemm_seconds(
             hardware,
             gemm.rows,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from rpeg_core.costing.batches import OperatorBatch
 from rpeg_core.ir import Role
+from rpeg_plugin_analytical.frameworks import used_by
 from rpeg_plugin_analytical.work import causal_context
 
 __all__ = ["Pass", "passes"]
@@ -53,7 +54,10 @@ def passes(batch: OperatorBatch, *, first_token_from_prefill: bool) -> tuple[Pas
     if batch.role is not Role.GENERATION:
         length = workload.sequence_tokens
         tokens = batch.sequences_per_microbatch * length
-        whole = Pass(steps=1, tokens=tokens, head_tokens=tokens, context=causal_context(length), decode=False)
+        scored = (
+            batch.sequences_per_microbatch * workload.response_tokens if used_by(batch).scores_responses else tokens
+        )
+        whole = Pass(steps=1, tokens=tokens, head_tokens=scored, context=causal_context(length), decode=False)
         return (whole,)
     found = []
     if batch.prefill:

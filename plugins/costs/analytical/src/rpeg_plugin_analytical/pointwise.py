@@ -9,7 +9,7 @@ from rpeg_core.costing.batches import OperatorBatch
 from rpeg_core.ir import Role
 from rpeg_core.spec.execution import Precision
 from rpeg_core.spec.models import Head, ModelSpec
-from rpeg_plugin_analytical.frameworks import framework
+from rpeg_plugin_analytical.frameworks import used_by
 from rpeg_plugin_analytical.kernels import stream_s
 from rpeg_plugin_analytical.linear import local_tokens
 from rpeg_plugin_analytical.microbatches import Pass
@@ -42,7 +42,7 @@ def layer_seconds(batch: OperatorBatch, model: ModelSpec, part: Pass) -> Floats:
     """One microbatch in one mean layer: ``passes * bytes / BW_mem``; decode 0, it is launches there."""
     if part.decode:
         return np.zeros(len(batch.layouts))
-    execution, used = batch.execution, framework(batch.execution.framework)
+    execution, used = batch.execution, used_by(batch)
     tokens, tensor = local_tokens(batch, part), batch.layouts.tensor.astype(float)
     residual = RESIDUAL_PASSES * model.hidden / (tensor if execution.sequence_parallel else 1.0)
     heads = (model.attention_width + 2.0 * kv_width_per_rank(model, batch.layouts.tensor) * tensor) / tensor
@@ -69,9 +69,12 @@ def layer_seconds(batch: OperatorBatch, model: ModelSpec, part: Pass) -> Floats:
 
 
 def head_seconds(batch: OperatorBatch, model: ModelSpec, part: Pass) -> Floats:
-    """The loss over ``V/Pt`` logits of every token in training and inference; of generation, sampling, 0."""
-    if model.head is Head.SCALAR or batch.role is Role.GENERATION:
+    """The loss over ``V/Pt`` logits of every scored token in training and inference; sampling over V in generation."""
+    used = used_by(batch)
+    if model.head is Head.SCALAR or (batch.role is Role.GENERATION and used.sampling_passes == 0.0):
         return np.zeros(len(batch.layouts))
+    if batch.role is Role.GENERATION:
+        return stream_s(batch.hardware, used.sampling_passes * LOSS_BYTES * part.head_tokens * model.vocab)
     logits = part.head_tokens / batch.execution.context * model.vocab / batch.layouts.tensor
     share = 1.0 if batch.role is Role.TRAINING else 0.5
-    return stream_s(batch.hardware, share * LOSS_BYTES * logits)
+    return stream_s(batch.hardware, used.logit_passes * share * LOSS_BYTES * logits)

@@ -118,7 +118,7 @@ def communicate_s(batch: TransferBatch) -> Floats:
     if batch.reshard:
         return np.zeros(len(batch.bytes))
     pairs = np.minimum(batch.source_gpus, batch.destination_gpus)
-    return point_to_point_s(batch.bytes / pairs, batch.p2p_links)
+    return node_s(batch) + point_to_point_s(batch.bytes / pairs, batch.p2p_links)
 
 
 def reshard_s(batch: TransferBatch) -> Floats:
@@ -126,7 +126,13 @@ def reshard_s(batch: TransferBatch) -> Floats:
     if not batch.reshard:
         return np.zeros(len(batch.bytes))
     gpus = batch.destination_gpus
-    return all_to_all_s(batch.bytes / gpus, gpus, batch.collective_links)
+    return node_s(batch) + all_to_all_s(batch.bytes / gpus, gpus, batch.collective_links)
+
+
+def node_s(batch: TransferBatch) -> float:
+    """Dispatching a node with measured software, else 0."""
+    software = batch.hardware.software
+    return 0.0 if software is None else software.node_s
 
 
 def checkpoint_interval(stage_layers: NDArray[np.int64]) -> NDArray[np.int64]:

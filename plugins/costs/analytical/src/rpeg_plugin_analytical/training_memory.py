@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rpeg_core.costing.batches import MemoryBatch
 from rpeg_core.spec.execution import Precision, Recompute, Sharding
 from rpeg_core.spec.models import Head, ModelSpec
-from rpeg_plugin_analytical.frameworks import framework
+from rpeg_plugin_analytical.frameworks import used_by
 from rpeg_plugin_analytical.shards import held_parameters, kv_width_per_rank, layer_parameters_per_rank
 
 __all__ = ["activation_bytes", "gradient_bytes", "logit_bytes", "reserve_bytes", "state_bytes", "weight_bytes"]
@@ -43,7 +43,7 @@ def weight_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     shard = held_parameters(model, batch.layouts, batch.execution.expert)
     if batch.execution.sharding is not Sharding.FULL:
         return 2.0 * shard
-    used = framework(batch.execution.framework)
+    used = used_by(batch)
     vocabulary = model.vocab * model.hidden / batch.layouts.tensor
     layer = layer_parameters_per_rank(model, batch.layouts.tensor)
     gathered = np.where(sharding_ranks(batch) > 1, np.maximum(GATHERED_LAYERS * layer, vocabulary), 0.0)
@@ -58,7 +58,7 @@ def gradient_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     ranks = np.ones(len(batch.layouts))
     if batch.execution.sharding is Sharding.FULL:
         ranks = np.where(batch.layouts.pipeline > 1, 1.0, sharding_ranks(batch))
-    element = framework(batch.execution.framework).held_gradient_bytes
+    element = used_by(batch).held_gradient_bytes
     if batch.execution.precision is not Precision.BF16:
         element = min(element, 2.0)  # FP8 recipes reduce gradients in 16 bits (grad_reduce_in_fp32 is off)
     return element * held_parameters(model, batch.layouts, batch.execution.expert) / ranks
@@ -69,7 +69,7 @@ def state_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     if batch.execution.frozen_base:
         return np.zeros(len(batch.layouts))
     each = 12.0
-    if batch.execution.sharding is Sharding.FULL and framework(batch.execution.framework).held_weight_bytes == 4.0:
+    if batch.execution.sharding is Sharding.FULL and used_by(batch).held_weight_bytes == 4.0:
         each = 8.0
     return each * held_parameters(model, batch.layouts, batch.execution.expert) / sharding_ranks(batch)
 
@@ -101,7 +101,7 @@ def activation_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     1F1B: the first stage holds ``min(mb, Pp)`` microbatches of L/Pp layers; with v chunks ``(1 + (Pp - 1)/(Pp v))``
     times as many (Korthikanti et al., section 4.2.3).
     """
-    execution, layouts, used = batch.execution, batch.layouts, framework(batch.execution.framework)
+    execution, layouts, used = batch.execution, batch.layouts, used_by(batch)
     tensor = layouts.tensor.astype(float)
     outer, inner = _layer_elements(batch, model)
     divide = tensor if execution.sequence_parallel else 1.0
@@ -128,13 +128,13 @@ def logit_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     """``V/Pt`` logits of each token of a microbatch with what the loss keeps of them; 0 for losses in chunks."""
     if model.head is Head.SCALAR or batch.execution.chunked_loss:
         return np.zeros(len(batch.layouts))
-    used = framework(batch.execution.framework)
+    used = used_by(batch)
     return used.held_logit_bytes * _tokens(batch) * model.vocab / batch.layouts.tensor
 
 
 def reserve_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     """What the caching allocator holds beyond the tensors, of what it frees and takes again in every layer."""
-    share = framework(batch.execution.framework).reserved_share
+    share = used_by(batch).reserved_share
     if share == 0.0:
         return np.zeros(len(batch.layouts))
     held = weight_bytes(batch, model) + gradient_bytes(batch, model) + state_bytes(batch, model)
