@@ -24,6 +24,10 @@ from rpeg_plugin_annealing.structure_search import StructureSearch
 
 __all__ = ["prepare", "run"]
 
+PROOF_S, SHORT_SHARE = 1.6, 0.8
+"""Branch and bound has so many seconds, within such a share of the budget, whatever ``proof_share`` is: PPO 7B on two
+nodes of four takes 1.4 s of one core to prove, and chains miss that optimum (benchmarks/paper/optimum.py)."""
+
 FIRST_PASS = 0.3
 """Share of the chains' budget that all structures have in equal parts when it is then given to the promising ones."""
 
@@ -81,7 +85,7 @@ class _Run:
 
     def result(self) -> SearchResult:
         account = self.account
-        proof = self.prove(self.settings.proof_share)
+        proof = self.prove(self.proof_share())
         stopped = "finished" if proof is not None and proof.complete else self.anneal()
         account.report()
         best = account.incumbent.best
@@ -89,6 +93,11 @@ class _Run:
             self.problem.structures[best.structure].evaluator.evaluate(best.choice)
         gap = None if proof is None else proof.gap(account.incumbent)
         return account.incumbent.result(account.evaluations, stopped, gap)
+
+    def proof_share(self) -> float:
+        """That of the settings; of a short search more, since most proofs take a second or two."""
+        share, seconds = self.settings.proof_share, self.budget.seconds
+        return share if not share or seconds is None else max(share, min(SHORT_SHARE, PROOF_S / seconds))
 
     def prove(self, share: float) -> Proof | None:
         """Branch and bound with a share of the budget; None where it does not apply.
