@@ -297,7 +297,7 @@ def test_workers_end_when_their_controller_does(
     workers = pids(notes)
     assert len(workers) == 2
     process.send_signal(number)
-    process.communicate(timeout=20)
+    process.communicate(timeout=90)
     deadline = time.monotonic() + 5.0
     while any(map(is_running, workers)) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -215,7 +215,7 @@ def test_workers_that_somebody_else_starts(
     trace = run(plan, RunRequest(steps=2, output=output, status=status), launcher="external")
     assert trace.steps == 2
     assert verify_plan(plan, output / "trace.jsonl").complete
-    outcomes = [process.communicate(timeout=20)[1].decode() for process in started]
+    outcomes = [process.communicate(timeout=90)[1].decode() for process in started]
     assert [process.returncode for process in started] == [3, 0, 0]
     assert "has another key" in outcomes[0]
 
@@ -269,6 +269,6 @@ def test_external_workers_need_a_key(plan: Plan, monkeypatch: pytest.MonkeyPatch
 
 def test_a_worker_without_its_environment_says_what_is_missing() -> None:
     process = external(0, 1, RANK="zero", WORLD_SIZE="2", LOCAL_RANK="0")
-    _, text = process.communicate(timeout=20)
+    _, text = process.communicate(timeout=90)
     assert process.returncode == 3
     assert "RANK is 'zero'" in text.decode()
