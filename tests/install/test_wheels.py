@@ -215,16 +215,7 @@ def test_the_extra_all_names_distributions_of_this_repository() -> None:
     assert set(project["optional-dependencies"]["all"]) <= {f"rpeg-plugin-{name}" for name in NAMES}
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        "concurrent",
-        pytest.param(
-            DEFAULT_STRATEGY,
-            marks=pytest.mark.skipif(DEFAULT_STRATEGY not in NAMES, reason="the default strategy is not written yet"),
-        ),
-    ],
-)
+@pytest.mark.parametrize("strategy", ["concurrent", DEFAULT_STRATEGY])
 def test_all_plugins_together_plan(strategy: str, everything, tmp_path: Path) -> None:
     options = [] if strategy == DEFAULT_STRATEGY else ["--strategy", strategy]
     file = experiment(tmp_path / "experiment.yaml")
