@@ -65,6 +65,7 @@ class Size:
     vocab: int
     steps: int
     repetitions: int
+    hardware: str = "host"
 
 
 FULL = Size(
@@ -115,7 +116,7 @@ def experiment(case: Case, size: Size, lengths: list[list[float]], *, split: boo
             "bytes_per_element": 4,
             **({"response_lengths": lengths} if lengths else {}),
         },
-        "cluster": {"hardware": "host", "gpus_per_node": 2},
+        "cluster": {"hardware": size.hardware, "gpus_per_node": 2},
         "objective": {"split_lengths": split},
         "pin": {
             **dict.fromkeys((GENERATES, "actor_training"), first),
@@ -257,9 +258,10 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--only", help="cases whose name contains this")
     parser.add_argument("--repeat", type=int, help="repetitions")
+    parser.add_argument("--hardware", default="host", help="profile to predict with, e.g. a file of rpeg calibrate")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    size = QUICK if options.quick else FULL
+    size = attrs.evolve(QUICK if options.quick else FULL, hardware=options.hardware)
     if options.repeat is not None:
         size = attrs.evolve(size, repetitions=options.repeat)
     os.environ["OMP_NUM_THREADS"] = "1"
