@@ -6,10 +6,9 @@ the critic. ``rpeg profile-lengths`` measures the lengths; the plan with them is
 turns. Cases differ in how heavy assessment is against decoding.
 
 Printed for each case: medians over the repetitions of the seconds of a step, and of its part from the start of
-generation to the end of assessment; what assessment alone takes; unsplit / phases, measured and predicted. There are
-two causes of a gain, and the model knows the first only: early rows are assessed while others are decoded, and rows of
-like length are assessed together, so that less of what a pass computes is padding (the pass leaves out columns that
-are padding in all of its rows). The last column is what the second is worth: assessment unsplit / in phases.
+generation to the end of assessment; unsplit / phases, measured and predicted. What is gained is that early rows are
+assessed while others are decoded. Rows of like length are assessed together with and without phases, so that phases
+compute no less padding; the last column checks it: assessment unsplit / in phases.
 
     --quick     one repetition of small models, to see that it runs
     --check     exit 1 unless phases win by a tenth of a step where assessment is heavy
@@ -268,7 +267,7 @@ def main() -> int:
     print(f"{size.response_tokens} tokens; load of the machine before: {load:.1f}\n")
     registry = Registry(report=lambda text: print(text, file=sys.stderr))
     print("| case | responses | step: unsplit / phases | until assessed: unsplit / phases | ratio of steps |", end="")
-    print(" predicted | ratio until assessed | less padding |")
+    print(" predicted | ratio until assessed | ratio of assessment |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
     rows = []
     for case in size.cases:
