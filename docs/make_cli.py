@@ -49,7 +49,7 @@ MEANINGS = {
     ExitCode.INTERNAL: "a defect of RPEG",
     ExitCode.OUTPUT: "standard output is closed, or its file cannot take the result",
     ExitCode.INTERRUPTED: "Ctrl-C; `rpeg plan` has written the best plan so far, `rpeg run` a valid trace, "
-    "`rpeg profile-lengths` what it measured",
+    "`rpeg profile-lengths` what it measured; the last two also after SIGTERM, and SIGHUP as of a closed terminal",
     ExitCode.PIPE: "who read standard output stopped before its end",
 }
 

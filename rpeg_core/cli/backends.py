@@ -50,19 +50,28 @@ def backend_settings(
 
 @contextlib.contextmanager
 def interruptible(note: str) -> Iterator[threading.Event]:
-    """Set by the first Ctrl-C, or by SIGTERM as a batch system sends it; ``note`` answers. The second gives up."""
+    """Set by the first Ctrl-C, by SIGTERM as a batch system sends it, or by SIGHUP as a terminal that is closed does.
+
+    ``note`` answers. The second gives up. A SIGHUP that is ignored, as under ``nohup``, stays ignored.
+    """
     pressed = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield pressed
         return
 
-    def cancel(*_: object) -> None:
+    def cancel(number: int, _: object) -> None:
+        if number == signal.SIGHUP:
+            ui.forget_closed_terminals(terminals)
         if pressed.is_set():
             raise KeyboardInterrupt
         pressed.set()
         ui.print_note(note)
 
-    before = {number: signal.signal(number, cancel) for number in (signal.SIGINT, signal.SIGTERM)}
+    terminals = ui.terminals()
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, cancel) for number in numbers}
     try:
         yield pressed
     finally:

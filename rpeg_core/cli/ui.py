@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "escape",
+    "forget_closed_terminals",
     "has_colour",
     "is_terminal",
     "is_terminal_for_progress",
@@ -35,6 +36,7 @@ __all__ = [
     "print_text",
     "print_warning",
     "progress",
+    "terminals",
 ]
 
 SCHEMA = 1
@@ -172,6 +174,19 @@ def _write(stream: TextIO | None, text: str, *, result: bool = True) -> None:
             raise OutputError(
                 "cannot write the result to standard output", facts=[error.strerror or str(error)]
             ) from error
+
+
+def terminals() -> tuple[int, ...]:
+    """The descriptors of standard output and error that are terminals."""
+    return tuple(number for number in (1, 2) if os.isatty(number))
+
+
+def forget_closed_terminals(numbers: Sequence[int]) -> None:
+    """Let what is written to terminals that were closed go to nowhere, so that a command can end in good order."""
+    for number in numbers:
+        if not os.isatty(number):  # says no once the other end is gone
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 def _is_number(value: object) -> bool:

@@ -122,7 +122,8 @@ class OperatorBatch(_LayoutBatch):
     Attributes:
         sequences: sequences that the node processes over all replicas (a split inference has its share).
         prefill: for generation, whether the node includes the prefill.
-        phases: for generation, the decode phases of the node; empty otherwise.
+        phases: the length phases of the node's sequences, for generation those that it decodes: a phase's ``finishing``
+            sequences have ``last_token`` response tokens. Empty outside generation: all have the workload's.
         settings: the term's own settings.
     """
 
@@ -134,6 +135,13 @@ class OperatorBatch(_LayoutBatch):
     def sequences_per_microbatch(self) -> Floats:
         """b_loc = sequences / (Pd * mb)."""
         return self.sequences / (self.layouts.data * self.layouts.microbatches)
+
+    @property
+    def response_lengths(self) -> tuple[tuple[float, int], ...]:
+        """(share of the node's sequences, their response tokens), outside generation; the shares add up to 1."""
+        total = sum(phase.finishing for phase in self.phases)
+        lengths = tuple((phase.finishing / total, phase.last_token) for phase in self.phases)
+        return lengths or ((1.0, self.workload.response_tokens),)
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -194,7 +194,6 @@ class CostBook:
     def _seconds(self, rpeg: Rpeg, operator: Operator, layouts: Layouts, phase: LengthPhase | None) -> TermValues:
         generates = operator.role is Role.GENERATION
         share = 1.0 if phase is None or generates else phase.finishing
-        decoded = (self.workload.phases if phase is None else (phase,)) if generates else ()
 
         def batch(settings: Any, model: Model | None) -> OperatorBatch:
             return OperatorBatch(
@@ -202,7 +201,7 @@ class CostBook:
                 settings=settings,
                 sequences=self.workload.sequences * share,
                 prefill=generates and (phase is None or phase.index == 0),
-                phases=decoded,
+                phases=self.workload.phases if phase is None else (phase,),
             )
 
         return self._priced(Target.OPERATOR, batch, rpeg, operator, len(layouts))

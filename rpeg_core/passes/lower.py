@@ -4,7 +4,8 @@ Choices where the paper is silent:
 
 * "Downstream inference" of a generation is an inference operator reached by one data edge.
 * Such an inference operator is split when it is disjoint from every generation operator that feeds it. Its other
-  inputs arrive before its first sub-node; its outputs leave after its last.
+  inputs arrive before its first sub-node; its outputs leave after its last. Rows move phase by phase on the data edges
+  from generation to such an inference only: a generation that reads another one's rows waits for all of them.
 * "An equal installation" is a Stage 4 transfer that brings the same version of a model to the same allocation in the
   same layout: a second consumer waits for it instead of getting its own. A Stage 3 RESHARD counts for its own target:
   serving operators of one model use the same version.
@@ -174,8 +175,8 @@ class _Lowering:
                 continue
             source, target = self.chains[edge.source], self.chains[edge.target]
             container = self.rpeg.container(edge.container)
-            generation = self.rpeg.operator(edge.source.operator).role is Role.GENERATION
-            if generation and len(source) > 1 and len(target) > 1:
+            roles = [self.rpeg.operator(end.operator).role for end in (edge.source, edge.target)]
+            if roles == [Role.GENERATION, Role.INFERENCE] and len(source) > 1 and len(target) > 1:
                 for phase, before, after in zip(self.phases, source, target, strict=True):
                     self.communicate(edge, before, after, container.bytes * phase.finishing, phase.index)
             elif self.assignment(edge.source).allocation == self.assignment(edge.target).allocation:

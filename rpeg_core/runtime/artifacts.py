@@ -126,6 +126,7 @@ class ArtifactReads:
         """Whether phase transfers connect two split operators (Stage 1), so that one part is there before the next."""
         return (
             reader.phase is not None
+            and self._rpeg.operator(reader.operator).role is Role.INFERENCE
             and self._rpeg.operator(maker).role is Role.GENERATION
             and len(self._chains[maker, reader.step]) > 1
             and maker in self._parents.get(reader.operator, ())

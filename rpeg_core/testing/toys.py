@@ -18,7 +18,7 @@ import numpy as np
 
 from rpeg_core.costing.batches import Floats, Layouts, MemoryBatch, OperatorBatch, TransferBatch
 from rpeg_core.costing.book import ActiveTerm, CostBook
-from rpeg_core.ir import Rpeg, RpegBuilder
+from rpeg_core.ir import Role, Rpeg, RpegBuilder
 from rpeg_core.planning.assignment import Assignment, ExecutionPlan, Layout
 from rpeg_core.planning.candidates import legal_candidates
 from rpeg_core.planning.problem import model_specs
@@ -221,7 +221,7 @@ def toy_seconds_term(seconds: Mapping[tuple[str, str], float], *, name: str = "t
         else:
             whole = seconds.get((batch.model.name, batch.role.value), 0.0)
             steps = sum(phase.tokens for phase in batch.phases) / batch.workload.response_tokens
-            share = steps if batch.phases else sequences
+            share = steps if batch.role is Role.GENERATION else sequences
         return np.full(len(batch.layouts), whole * share)
 
     return CostTerm(name=name, summary="constant", target=Target.OPERATOR, quantity="work", function=function)

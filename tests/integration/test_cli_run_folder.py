@@ -33,6 +33,7 @@ requests = []
 class Settings:
     steps: int = setting(6, help="Steps.", minimum=1)
     stop_at: int = setting(-1, help="Press Ctrl-C at the end of this step.")
+    signal: str = setting("SIGINT", help="Or send another signal.")
     fail: bool = setting(False, help="Fail at the end.")
     full: bool = setting(False, help="Find the disk full.")
     refuse: bool = setting(False, help="Refuse to begin.")
@@ -64,7 +65,7 @@ class Session(contextlib.AbstractContextManager):
                     file.write(json.dumps(found) + "\\n")
             request.step_finished(step, {key: value for key, value in found.items() if key != "step"})
             if step == self.settings.stop_at:
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), getattr(signal, self.settings.signal))
 
         trace = self.inner.run(RunRequest(steps=request.steps, step_finished=finished, cancelled=request.cancelled))
         trace = Trace(attrs.evolve(trace.header, backend="toy", clock="wall", notes=()), trace.records)
@@ -147,8 +148,11 @@ def test_json_is_one_document_with_every_step(run: Callable[..., Any]) -> None:
     assert (document["interrupted"], document["clock"]) == (None, "wall")
 
 
-def test_ctrl_c_shows_what_was_done_and_ends_with_130(run: Callable[..., Any], rpeg: Callable[..., Any]) -> None:
-    ran = run("--set", "toy.stop_at=2", "--steps", 50, "--output", "out")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_shows_what_was_done_and_ends_with_130(
+    run: Callable[..., Any], rpeg: Callable[..., Any], name: str
+) -> None:
+    ran = run("--set", "toy.stop_at=2", "--set", f"toy.signal={name}", "--steps", 50, "--output", "out")
     assert ran.code == 130
     assert "stopping when what runs is done" in ran.err
     assert ran.out.startswith("toy executed 3 of 50 steps of plan.json (wall time)\nstopped: interrupted\n")

@@ -109,6 +109,29 @@ def test_length_phases_pipeline_generation_and_inference(execute: Execute) -> No
     ]
 
 
+def test_a_split_generation_reads_all_parts_of_another() -> None:
+    b = RpegBuilder("drafts")
+    for name in ("first", "second", "judge"):
+        b.model(name, toy_model(name), trainable=False)
+    for name in ("prompts", "drafts", "answers", "scores"):
+        b.data(name, elements=16, bytes_per_element=2)
+    b.generation("drafting", "first", reads=["prompts"], writes=["drafts"])
+    b.generation("answering", "second", reads=["drafts"], writes=["answers"])
+    b.inference("judging", "judge", reads=["drafts", "answers"], writes=["scores"])
+    b.connect("drafting", "drafts", "answering", "judging")
+    b.connect("answering", "answers", "judging")
+    plan = toy_plan(drafting=on(0), answering=on(0), judging=on(1))
+    shape = window_of(b.build(), plan, response_lengths=SKEWED).shape(0)
+
+    def made(operator: str, phase: int) -> list[str]:
+        (position,) = (p for p, n in enumerate(shape.nodes) if n.label == f"{operator}@0.{phase}")
+        return [shape.nodes[maker].label.partition("#")[0] for _, maker, _ in shape.reads[position]]
+
+    for phase in range(3):
+        assert made("answering", phase) == ["drafting@0.0", "drafting@0.1", "drafting@0.2"]
+        assert made("judging", phase) == [f"COMM {what}->judging@0.{phase}" for what in ("drafts", "answers")]
+
+
 def test_order_earlier_step_then_transfers_then_topological() -> None:
     """Everything on one GPU, so that each choice among the ready nodes shows."""
     b = RpegBuilder("choices")

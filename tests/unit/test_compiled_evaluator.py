@@ -23,7 +23,7 @@ from rpeg_plugin_analytical import rpeg_cost_terms
 from rpeg_core.costing.batches import Layouts, MemoryBatch, OperatorBatch, TransferBatch
 from rpeg_core.costing.book import ActiveTerm
 from rpeg_core.errors import CostTermError
-from rpeg_core.ir import Rpeg
+from rpeg_core.ir import Rpeg, RpegBuilder
 from rpeg_core.passes.evaluate import EvaluationOptions
 from rpeg_core.planning.compiled import CompiledEvaluator, kernel
 from rpeg_core.planning.problem import ReadableEvaluator, StructureProblem, build_structure
@@ -34,7 +34,15 @@ from rpeg_core.spec.models import Head
 from rpeg_core.spec.public_models import public_model
 from rpeg_core.spec.workload import LengthQuantile, Workload
 from rpeg_core.testing.strategies import rpegs, workloads
-from rpeg_core.testing.toys import active, toy_hardware, toy_ppo, toy_seconds_term, toy_workload
+from rpeg_core.testing.toys import (
+    SKEWED,
+    active,
+    toy_hardware,
+    toy_model,
+    toy_ppo,
+    toy_seconds_term,
+    toy_workload,
+)
 
 CHOICES = 6  # per problem
 
@@ -206,6 +214,34 @@ def test_long_horizon_with_four_phases_is_equal() -> None:
         steps=16,
     )
     assert_equal(problem, CompiledEvaluator(problem), choices_of(problem, 40, 1))
+
+
+def test_a_split_generation_that_reads_another_is_equal() -> None:
+    """Both are split because an inference elsewhere reads their rows; between them all rows move at once."""
+    b = RpegBuilder("two generations")
+    for name in ("first", "second", "judge"):
+        b.model(name, toy_model(name), trainable=False)
+    drafts, answers = (b.data(name, elements=3200, bytes_per_element=2) for name in ("drafts", "answers"))
+    b.generation("draft", "first", reads=[], writes=[drafts])
+    b.generation("answer", "second", reads=[drafts], writes=[answers])
+    b.inference("judge", "judge", reads=[drafts, answers], writes=[])
+    b.connect("draft", drafts, "answer", "judge")
+    b.connect("answer", answers, "judge")
+    problem = random_problem(
+        b.build(),
+        DeviceSpace(racks=1, nodes_per_rack=2, gpus_per_node=2),
+        workload=toy_workload(response_lengths=SKEWED),
+        steps=3,
+    )
+    compiled, choices = CompiledEvaluator(problem), choices_of(problem, 200, 3)
+    shared = []
+    for choice in choices:
+        plan = problem.plan(choice)
+        first, second, judge = (plan[name].allocation for name in ("draft", "answer", "judge"))
+        if first == second and judge.disjoint(first):
+            shared.append(choice)
+    assert len(shared) > 5
+    assert_equal(problem, compiled, choices)
 
 
 def test_result_does_not_depend_on_what_was_evaluated_before() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from rpeg_core.costing.book import CostBook
 from rpeg_core.errors import CostTermError
-from rpeg_core.ir import RpegBuilder
+from rpeg_core.ir import Role, RpegBuilder
 from rpeg_core.passes.lower import Node, NodeKind
 from rpeg_core.records import CostTerm, MemoryKind, Target
 from rpeg_core.spec.machine import DeviceSpace, Tier
@@ -20,6 +20,7 @@ from rpeg_core.testing.toys import (
     toy_memory_terms,
     toy_mini,
     toy_model,
+    toy_ppo,
     toy_transfer_term,
     toy_workload,
 )
@@ -150,7 +151,7 @@ def test_what_an_operator_term_is_told():
         ("generation", 16, True, [0]),  # the first phase prefills
         ("generation", 16, False, [1]),
         ("generation", 16, False, [2]),
-        ("training", 16, False, []),
+        ("training", 16, False, [0, 1, 2]),
     ]
     assert all(b.model.name == "actor" for b in batches)
     assert len(book.operators["actor_generation"].phases) == 3
@@ -172,7 +173,9 @@ def test_an_inference_phase_is_told_its_share_of_the_sequences():
     y = b.data("Y", elements=1, bytes_per_element=2)
     b.function("f", reads=[x], writes=[y], seconds_per_sample=0.5)
     toy_book(b.build(), MACHINE, toy_workload(response_lengths=SKEWED), extra=[term(spy)])
-    assert told == [(sequences, False, (), 0.5, None) for sequences in (16, 8, 4, 4)]
+    phases = toy_workload(response_lengths=SKEWED).phases
+    parts = [(16, phases), *((sequences, (phase,)) for sequences, phase in zip((8, 4, 4), phases, strict=True))]
+    assert told == [(sequences, False, part, 0.5, None) for sequences, part in parts]
 
 
 def test_one_phase_needs_no_tables_of_its_own():
@@ -299,3 +302,22 @@ def test_a_book_without_times_is_refused():
         "  selected: toy.training_state, toy.weights, toy.transient\n"
         "hint: name a cost model under costs:, e.g. costs: [analytical]"
     )
+
+
+def test_terms_see_the_length_phases_of_every_node():
+    seen = []
+
+    def watch(batch):
+        lengths = [(round(share, 9), tokens) for share, tokens in batch.response_lengths]
+        seen.append((batch.role, batch.sequences, lengths))
+        return np.ones(len(batch.layouts))
+
+    toy_book(toy_ppo(), MACHINE, toy_workload(response_lengths=SKEWED), extra=[term(watch)])
+    whole = [(0.5, 25), (0.25, 50), (0.25, 100)]
+    assert (Role.TRAINING, 16, whole) in seen
+    assert (Role.INFERENCE, 16, whole) in seen
+    for share, (_, tokens) in zip((8.0, 4.0, 4.0), whole, strict=True):
+        assert (Role.INFERENCE, share, [(1.0, tokens)]) in seen
+    seen.clear()
+    toy_book(toy_ppo(), MACHINE, extra=[term(watch)])
+    assert {tuple(lengths) for _, _, lengths in seen} == {((1.0, 100),)}

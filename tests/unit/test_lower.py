@@ -558,6 +558,31 @@ def test_an_inference_that_overlaps_one_of_its_generations_is_not_split():
     )
 
 
+@pytest.mark.parametrize("where", [0, 1], ids=["same GPUs", "other GPUs"])
+def test_a_generation_waits_for_all_rows_of_another(where):
+    """g -Y-> h; both are split because r, which reads Y and Yh, has GPUs of its own."""
+    rpeg = graph(operators={"g": (GEN, "ref"), "h": (GEN, "rew"), "r": (INF, "r")}, data=["g Y h r", "h Yh r"])
+    apart = where != 0
+    check(
+        rpeg,
+        {"g": on(0), "h": on(where), "r": on(2)},
+        workload=SKEWED_LENGTHS,
+        transfers=[
+            *phase_comms("r", 0, 2),
+            *phase_comms("r", where, 2, "Yh"),
+            *(["COMM Y>h@0 6400 from 0 to 1"] if apart else []),
+        ],
+        edges=[
+            *G_CHAIN,
+            "h@0.0 > h@0.1",
+            "h@0.1 > h@0.2",
+            *(["g@0.2 > COMM Y>h@0", "COMM Y>h@0 > h@0.0"] if apart else ["g@0.2 > h@0.0"]),
+            *phase_edges("g", "r"),
+            *phase_edges("h", "r", "Yh")[:6],
+        ],
+    )
+
+
 def test_a_function_on_its_own_gpus_is_split_like_an_inference():
     rpeg = graph(operators={"g": (GEN, "ref"), "f": (INF, None)}, data=["g Y f"])
     check(
@@ -668,7 +693,8 @@ def test_any_configuration_lowers_into_a_sound_graph(configuration, steps, split
     for edge in rpeg.data_edges:
         for k in range(steps):
             u, v = chains[Invocation(edge.source, k)], chains[Invocation(edge.target, k)]
-            if len(u) > 1 and len(v) > 1 and rpeg.operator(edge.source).role is Role.GENERATION:
+            roles = [rpeg.operator(end).role for end in (edge.source, edge.target)]
+            if len(u) > 1 and len(v) > 1 and roles == [Role.GENERATION, Role.INFERENCE]:
                 for phase, (before, target) in enumerate(zip(u, v, strict=True)):
                     (comm,) = (
                         node

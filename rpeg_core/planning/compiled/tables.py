@@ -73,7 +73,8 @@ PAIR_COLUMNS = 4
 USERS_FIRST, USERS_STOP, FROZEN, COPIES = range(4)
 MODEL_COLUMNS = 4
 
-# Columns of Tables.data_edges, which are grouped by target; DATA_INDEX is the position among the graph's data edges.
+# Columns of Tables.data_edges, which are grouped by target: the source, whether a generation's rows go to an inference
+# (phase by phase if both are split), and the position among the graph's data edges.
 DATA_SOURCE, DATA_GENERATED, DATA_INDEX = range(3)
 
 # Columns of Tables.publications; SHIFT is the number of steps from source to target, the rivals are earlier
@@ -275,7 +276,8 @@ def _data_edges(
     rows = np.zeros((len(grouped), 3), np.int64)
     seconds = np.full((len(grouped), 1 + len(shares), len(sizes), len(sizes), TIERS), np.nan)
     for e, (index, edge) in enumerate(grouped):
-        generated = rpeg.operator(edge.source).role is Role.GENERATION
+        roles = [rpeg.operator(end).role for end in (edge.source, edge.target)]
+        generated = roles == [Role.GENERATION, Role.INFERENCE]
         rows[e] = rpeg.index(edge.source), generated, index
         size = rpeg.container(edge.container).bytes
         for i, payload in enumerate([float(size), *(size * share for share in (shares if generated else ()))]):

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from megatron_world import run_world
 from rpeg_plugin_megatron.cpu import as_if_cuda
 from rpeg_plugin_megatron.device import choose_device
-from rpeg_plugin_megatron.forward import Rows, microbatches_of, trimmed
+from rpeg_plugin_megatron.forward import Rows, by_length, trimmed
 from rpeg_plugin_megatron.logprobs import token_logprobs
 
 from rpeg_core.errors import BackendError, ExecutionError
@@ -58,14 +58,39 @@ def test_logprobs_entropies_and_gradients_equal_those_of_torch(ranks: int) -> No
         torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_rows_are_cut_into_equal_microbatches() -> None:
-    tokens = torch.arange(12).reshape(6, 2)
-    rows = Rows(tokens, tokens > 3, prompt_tokens=1)
-    assert [batch.tokens[:, 0].tolist() for batch in microbatches_of(rows, 3)] == [[0, 2], [4, 6], [8, 10]]
-    assert rows[torch.tensor([0, 5])].response_mask.tolist() == [[False], [True]]
+def _of_lengths(*responses: int, prompt_tokens: int = 3) -> Rows:
+    """Prompts of 2 tokens after one column of padding, and responses of these lengths."""
+    mask = torch.arange(prompt_tokens + max(responses)) < prompt_tokens + torch.tensor(responses)[:, None]
+    mask[:, 0] = False
+    return Rows(torch.zeros_like(mask, dtype=torch.int32), mask, prompt_tokens)
+
+
+def _parts(rows: Rows, count: int, **options: int) -> list[list[int]]:
+    return [part.tolist() for part in by_length(rows, count, **options)]
+
+
+def test_rows_of_like_length_are_computed_together() -> None:
+    # Widths with the 2 tokens of the prompt: 6, 10, 4, 8, 3, 5. Half of 10 is 5, of 4 it is 2.
+    rows = _of_lengths(4, 8, 2, 6, 1, 3)
+    assert _parts(rows, 1, pipeline=1) == [[1, 3, 0, 5], [2, 4]]
+    assert _parts(rows, 2, pipeline=1) == [[1, 3, 0], [5, 2, 4]]
+    assert _parts(rows, 3, pipeline=2) == [[1, 3], [0, 5], [2, 4]]
+    assert _parts(rows, 1, pipeline=2) == [[1, 3, 0, 5, 2, 4]]
+    assert [trimmed(rows[part]).tokens.shape for part in by_length(rows, 1, pipeline=1)] == [(4, 10), (2, 4)]
     for count in (0, 4):
         with pytest.raises(ExecutionError, match=f"6 rows of a replica in {count} microbatches"):
-            microbatches_of(rows, count)
+            by_length(rows, count, pipeline=1)
+
+
+def test_pairs_stay_together_and_equal_rows_in_order() -> None:
+    pairs = _of_lengths(1, 2, 1, 18, 9, 1)
+    assert _parts(pairs, 1, pipeline=1, together=2) == [[2, 3, 4, 5], [0, 1]]
+    assert _parts(pairs, 3, pipeline=2, together=2) == [[2, 3], [4, 5], [0, 1]]
+    with pytest.raises(ExecutionError, match="6 rows of a replica in 2 microbatches"):
+        by_length(pairs, 2, pipeline=2, together=2)
+    assert _parts(_of_lengths(5, 5, 5, 5), 2, pipeline=4) == [[0, 1], [2, 3]]
+    nothing = Rows(torch.zeros(2, 4), torch.zeros(2, 4, dtype=torch.bool), 2)
+    assert _parts(nothing, 1, pipeline=1) == [[0, 1]]
 
 
 def test_cuda_means_the_cpu_only_while_it_should() -> None:
@@ -108,10 +133,9 @@ def test_columns_without_tokens_are_left_out() -> None:
     mask = torch.zeros_like(tokens, dtype=torch.bool)
     mask[0, 3:8] = True
     mask[1, 4:9] = True
-    first, second = trimmed([Rows(tokens[:1], mask[:1], 6), Rows(tokens[1:], mask[1:], 6)])
-    assert first.tokens.tolist() == [[3, 4, 5, 6, 7, 8]]
-    assert second.tokens.tolist() == [[15, 16, 17, 18, 19, 20]]
-    assert (first.prompt_tokens, first.response_tokens) == (3, 3)
-    assert second.mask.tolist() == [[False, True, True, True, True, True]]
-    (nothing,) = trimmed([Rows(tokens, mask & False, 6)])
-    assert nothing.tokens.tolist() == [[5, 6], [17, 18]]
+    short = trimmed(Rows(tokens, mask, 6))
+    assert short.tokens.tolist() == [[3, 4, 5, 6, 7, 8], [15, 16, 17, 18, 19, 20]]
+    assert (short.prompt_tokens, short.response_tokens) == (3, 3)
+    assert short.mask[1].tolist() == [False, True, True, True, True, True]
+    assert trimmed(Rows(tokens[:1], mask[:1], 6)).tokens.tolist() == [[3, 4, 5, 6, 7]]
+    assert trimmed(Rows(tokens, mask & False, 6)).tokens.tolist() == [[5, 6], [17, 18]]

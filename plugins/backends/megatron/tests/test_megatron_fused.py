@@ -13,7 +13,7 @@ from megatron_plans import at, drive, experiment, ranks_of, run_plan, settings
 from megatron_world import run_world
 from rpeg_plugin_megatron import fused
 from rpeg_plugin_megatron.device import choose_device
-from rpeg_plugin_megatron.forward import Rows, microbatches_of
+from rpeg_plugin_megatron.forward import Rows
 from rpeg_plugin_megatron.fused import Links, Minibatch, update_fused
 from rpeg_plugin_megatron.groups import Place, PlaceGroups, build_groups
 from rpeg_plugin_megatron.initial import fill
@@ -59,7 +59,7 @@ def _trained(groups: PlaceGroups, case: Case, executor: str) -> list[tuple[float
     trainer = Trainer(shard, SETTINGS)
     size = ROWS // case.layout.data
     first = groups.coordinates.dp * size
-    batches = microbatches_of(Rows(case.tokens[first : first + size], case.mask[first : first + size], PROMPT), 4)
+    batches = [Rows(case.tokens[part], case.mask[part], PROMPT) for part in torch.arange(first, first + size).chunk(4)]
 
     def loss(index: int, outputs: ModelOutputs) -> LossParts:
         value = outputs.logprobs[batches[index].response_mask].sum() / -ROWS

@@ -11,7 +11,7 @@ import torch
 from megatron_world import WorldError, run_world
 from rpeg_plugin_megatron import rows as rows_of
 from rpeg_plugin_megatron.device import choose_device
-from rpeg_plugin_megatron.forward import Rows, microbatches_of
+from rpeg_plugin_megatron.forward import Rows
 from rpeg_plugin_megatron.groups import Place, build_groups
 from rpeg_plugin_megatron.initial import fill
 from rpeg_plugin_megatron.model import ModelShard, build_shard
@@ -118,7 +118,7 @@ def _trainer(case: Case, rank: int) -> tuple[ModelShard, Trainer, Rows, torch.Te
 
 
 def _update(case: Case, trainer: Trainer, rows: Rows, advantages: torch.Tensor) -> Any:
-    batches = microbatches_of(rows, case.microbatches)
+    batches = [rows[part] for part in torch.arange(len(rows)).chunk(case.microbatches)]
     parts = advantages.chunk(case.microbatches)
     count = int(case.mask[:, PROMPT:].sum())
 

@@ -356,3 +356,75 @@ def test_shares_of_a_split_inference_add_up_in_linear_terms(tiny, model, term):
         return tiny.price(f"{model}.{term}", batch)
 
     assert seconds(2.0) + seconds(6.0) == pytest.approx(seconds(8.0))
+
+
+# Half of 8 responses has 1 token, a quarter 2, a quarter 4: 2 on average, 8 sequences of 6 tokens on average.
+@pytest.mark.parametrize("role", [Role.INFERENCE, Role.TRAINING])
+def test_short_responses_are_priced_as_short(tiny, role):
+    phased = attrs.evolve(tiny.workload, response_lengths=PHASED)
+    mean = attrs.evolve(tiny.workload, response_tokens=2)
+    layouts = tiny.layout(1, 2, 2, 2)
+    for term in ("gemm", "tensor_parallel", "pipeline_parallel", "non_gemm"):
+        found = tiny.price(
+            f"analytical.{term}", tiny.operator(tiny.gated, role, layouts, workload=phased, phases=phased.phases)
+        )
+        expected = tiny.price(f"analytical.{term}", tiny.operator(tiny.gated, role, layouts, workload=mean))
+        assert found == pytest.approx(expected)
+        padded = tiny.price(f"analytical.{term}", tiny.operator(tiny.gated, role, layouts, workload=phased))
+        assert found < padded
+
+
+def test_attention_of_short_responses_is_that_of_each(tiny):
+    curve = AttentionEfficiency(flops_per_s=500.0, gamma_tokens=2.0)
+    hardware = attrs.evolve(tiny.hardware, attention=curve)
+    phased = attrs.evolve(tiny.workload, response_lengths=PHASED)
+
+    def seconds(sequences, response, **changes):
+        workload = attrs.evolve(tiny.workload, response_tokens=response, **changes)
+        batch = tiny.operator(
+            tiny.gated,
+            Role.INFERENCE,
+            tiny.layout(),
+            workload=workload,
+            sequences=sequences,
+            hardware=hardware,
+            phases=workload.phases,
+        )
+        return tiny.price("analytical.attention", batch)
+
+    whole = tiny.operator(
+        tiny.gated, Role.INFERENCE, tiny.layout(), workload=phased, hardware=hardware, phases=phased.phases
+    )
+    by_length = seconds(4, 1) + seconds(2, 2) + seconds(2, 4)
+    assert tiny.price("analytical.attention", whole) == pytest.approx(by_length)
+    # 2 layers, 4 d_attn FLOPs per token and token of context; contexts 5/2, 3, 4 at 500 l/(l + 2) FLOP/s.
+    assert by_length == pytest.approx(
+        2 * 4 * 4 * (4 * 5 * 2.5 / (500 * 5 / 7) + 2 * 6 * 3 / (500 * 6 / 8) + 2 * 8 * 4 / (500 * 8 / 10))
+    )
+
+
+def test_a_split_inference_is_priced_at_the_length_of_its_phase(tiny):
+    phased = attrs.evolve(tiny.workload, response_lengths=PHASED)
+    for index, response in enumerate((1, 2, 4)):
+        phase = phased.phases[index]
+        part = tiny.operator(
+            tiny.gated, Role.INFERENCE, tiny.layout(), workload=phased, sequences=8 * phase.finishing, phases=(phase,)
+        )
+        alone = attrs.evolve(tiny.workload, prompts=round(8 * phase.finishing), response_tokens=response)
+        assert tiny.price("analytical.gemm", part) == pytest.approx(
+            tiny.price("analytical.gemm", tiny.operator(tiny.gated, Role.INFERENCE, tiny.layout(), workload=alone))
+        )
+
+
+@pytest.mark.parametrize("role", [Role.INFERENCE, Role.TRAINING])
+def test_the_paper_prices_all_responses_at_the_longest(tiny, role):
+    phased = attrs.evolve(tiny.workload, response_lengths=PHASED)
+    for term in ("gemm", "tensor_parallel", "pipeline_parallel", "pipeline_bubble"):
+        one, three = (
+            tiny.price(
+                f"paper.{term}",
+                tiny.operator(tiny.gated, role, tiny.layout(1, 2, 2, 2), workload=workload, phases=workload.phases),
+            )
+            for workload in (tiny.workload, phased)
+        )
+        assert one == three

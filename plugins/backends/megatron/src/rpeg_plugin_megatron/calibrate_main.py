@@ -27,7 +27,7 @@ from rpeg_core.runtime.semantics import LossParts, ModelOutputs, OptimizerSettin
 from rpeg_core.spec.machine import Allocation
 from rpeg_plugin_megatron.calibrate_points import Point, points
 from rpeg_plugin_megatron.device import Device, choose_device
-from rpeg_plugin_megatron.forward import Rows, infer, microbatches_of
+from rpeg_plugin_megatron.forward import Rows, by_length, infer
 from rpeg_plugin_megatron.generate import Decoding
 from rpeg_plugin_megatron.groups import PlaceGroups, build_groups
 from rpeg_plugin_megatron.initial import fill, random_reader
@@ -232,7 +232,7 @@ def _work(measuring: Measuring, point: Point, shard: ModelShard) -> Callable[[],
     if point.role is Role.INFERENCE:
         return lambda: infer(shard, rows, microbatches=point.microbatches)
     trainer = Trainer(shard, OptimizerSettings(learning_rate=1e-6))
-    batches = microbatches_of(rows, point.microbatches)
+    batches = [rows[part] for part in by_length(rows, point.microbatches, pipeline=point.layout.pipeline)]
 
     def loss(index: int, outputs: ModelOutputs) -> LossParts:
         assert outputs.logprobs is not None

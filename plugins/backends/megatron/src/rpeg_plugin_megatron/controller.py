@@ -37,10 +37,13 @@ from rpeg_plugin_megatron.crew import Crew, Lost
 from rpeg_plugin_megatron.messages import Checkpoint, Done, Drop, Execute, Export, FromWorker, Restore, Saved, ToWorker
 from rpeg_plugin_megatron.metrics import StepMetrics, charged_bytes
 
-__all__ = ["Controller", "Journal"]
+__all__ = ["Controller", "Journal", "reason_of"]
 
 INTERRUPTED = "interrupted"
 """Reason of the stop after Ctrl-C."""
+
+GIVEN_UP = "interrupted before what ran was finished"
+"""Reason of the stop after the second one."""
 
 
 class Journal(Protocol):
@@ -130,11 +133,8 @@ class Controller:
                     return
                 instructions = self._engine.handle(*(events or self._wait()))
                 self._tell()
-        except RpegError as error:
-            self._stop(error.what)
-            raise
         except BaseException as error:
-            self._stop(type(error).__name__)
+            self._stop(reason_of(error))
             raise
 
     def restore(self, folder: Path) -> None:
@@ -308,3 +308,10 @@ class Controller:
 
     def _now(self) -> float:
         return self._clock() - self._begin_s
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a run ended that this error ends, for the last record of its trace."""
+    if isinstance(error, KeyboardInterrupt):
+        return GIVEN_UP
+    return error.what if isinstance(error, RpegError) else type(error).__name__

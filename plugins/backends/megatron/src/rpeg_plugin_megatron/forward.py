@@ -2,6 +2,9 @@
 
 A replica's rows go through its pipeline in microbatches, by Megatron's own schedule. All ranks of a replica call these
 functions with the same rows and get the same results.
+
+Rows of like length are computed together (`by_length`), and a microbatch is as wide as its longest row, so that little
+of what a pass computes is padding.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
+import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
@@ -26,9 +30,10 @@ from rpeg_plugin_megatron.model import HeadOutputs, ModelShard
 
 __all__ = [
     "Rows",
+    "by_length",
     "forward_pass",
+    "hidden_shape",
     "infer",
-    "microbatches_of",
     "outputs_of",
     "run_schedule",
     "score",
@@ -69,18 +74,42 @@ class Rows:
         return Rows(self.tokens[index], self.mask[index], self.prompt_tokens)
 
 
-def microbatches_of(rows: Rows, count: int) -> tuple[Rows, ...]:
-    """``count`` equal parts of consecutive rows.
+def by_length(rows: Rows, count: int, *, pipeline: int, together: int = 1) -> tuple[Tensor, ...]:
+    """Which rows are computed together: ``count`` equal parts of the rows in order of length, the longest first.
+
+    Where no other stage waits for parts of equal size, a part is cut further, before each row that is less than half as
+    wide as the first: less than half of what is computed is then padding on the right.
+
+    Args:
+        rows: of this replica.
+        count: parts of equal size.
+        pipeline: stages.
+        together: consecutive rows that stay together; it divides the rows of a part.
+
+    Returns:
+        Indices of rows, int64 on the CPU; every row is in one of them.
 
     Raises:
         ExecutionError: the rows cannot be divided equally.
     """
-    if count < 1 or len(rows) % count:
+    if count < 1 or len(rows) % (count * together):
         raise ExecutionError(
             f"{len(rows)} rows of a replica in {count} microbatches", facts=["allowed: a number that divides the rows"]
         )
-    size = len(rows) // count
-    return tuple(rows[i * size : (i + 1) * size] for i in range(count))
+    used = rows.mask.cpu().numpy()
+    first = min(int(used.any(axis=0).argmax()), rows.prompt_tokens)
+    widths = used[:, rows.prompt_tokens :].sum(axis=1) + rows.prompt_tokens - first
+    blocks = widths.reshape(-1, together).max(axis=1)
+    order = np.argsort(-blocks, kind="stable")
+    parts: list[list[int]] = []
+    for part in np.split(order, count):
+        parts.append([])
+        for block in part.tolist():
+            if pipeline == 1 and parts[-1] and 2 * blocks[block] < blocks[parts[-1][0]]:
+                parts.append([])
+            parts[-1].append(block)
+    blocks_of_rows = torch.arange(len(rows)).reshape(-1, together)
+    return tuple(blocks_of_rows[part].flatten() for part in parts)
 
 
 def infer(
@@ -91,7 +120,7 @@ def infer(
     Args:
         shard: of the model; all ranks of the replica call this.
         rows: of this replica.
-        microbatches: of the pipeline.
+        microbatches: that the plan states, see `by_length`.
         temperature: of the distribution whose log-probabilities and entropies are returned.
         entropy: whether entropies are wanted.
 
@@ -102,11 +131,12 @@ def infer(
     def collect(_: int, batch: Rows, output: HeadOutputs) -> ModelOutputs:
         return outputs_of(shard, batch, output, rows.response_tokens, temperature=temperature, entropy=entropy)
 
-    found = _collect(shard, rows, microbatches, collect, at_token=False)
+    found, order = _collect(shard, rows, microbatches, collect, at_token=False)
     shape = (len(rows), rows.response_tokens)
 
     def whole(name: str) -> Tensor:
-        return _from_last_stage(shard, None if found is None else torch.cat([getattr(o, name) for o in found]), shape)
+        parts = None if found is None else [getattr(outputs, name) for outputs in found]
+        return _in_order(shard, parts, order, shape)
 
     has_lm, has_scalar = shard.spec.head is not Head.SCALAR, shard.spec.head is not Head.LM
     return ModelOutputs(
@@ -125,8 +155,8 @@ def score(shard: ModelShard, rows: Rows, *, microbatches: int) -> Tensor:
         last = (batch.response_mask.sum(dim=1) - 1).clamp_min(0)
         return output.values.gather(1, last.unsqueeze(1)).squeeze(1)
 
-    found = _collect(shard, rows, microbatches, collect, at_token=True)
-    return _from_last_stage(shard, None if found is None else torch.cat(found), (len(rows),))
+    found, order = _collect(shard, rows, microbatches, collect, at_token=True)
+    return _in_order(shard, found, order, (len(rows),))
 
 
 def outputs_of(
@@ -158,23 +188,21 @@ def outputs_of(
     return ModelOutputs(logprobs=logprobs, values=values, entropy=entropies)
 
 
-def trimmed(batches: Sequence[Rows]) -> tuple[Rows, ...]:
-    """The microbatches without the columns on the left and right in which no row has a token.
+def trimmed(batch: Rows) -> Rows:
+    """The microbatch without the columns on the left and right in which no row has a token.
 
-    At least one column of prompt and one of response stay. All microbatches get the same shape.
+    At least one column of prompt and one of response stay.
     """
-    prompt_tokens = batches[0].prompt_tokens
-    used = torch.stack([batch.mask.any(dim=0) for batch in batches]).any(dim=0).nonzero().flatten().tolist()
+    prompt_tokens = batch.prompt_tokens
+    used = batch.mask.any(dim=0).nonzero().flatten().tolist()
     first, last = (used[0], used[-1]) if used else (prompt_tokens - 1, prompt_tokens)
     first, stop = min(first, prompt_tokens - 1), max(last, prompt_tokens) + 1
-    return tuple(
-        Rows(batch.tokens[:, first:stop], batch.mask[:, first:stop], prompt_tokens - first) for batch in batches
-    )
+    return Rows(batch.tokens[:, first:stop], batch.mask[:, first:stop], prompt_tokens - first)
 
 
-def scored_columns(short: Sequence[Rows], *, at_token: bool) -> slice:
+def scored_columns(short: Rows, *, at_token: bool) -> slice:
     """Where the heads are applied: to each response token, or to the token before it."""
-    columns, prompt_tokens = short[0].tokens.shape[1], short[0].prompt_tokens
+    columns, prompt_tokens = short.tokens.shape[1], short.prompt_tokens
     return slice(prompt_tokens, columns) if at_token else slice(prompt_tokens - 1, columns - 1)
 
 
@@ -195,7 +223,7 @@ def run_schedule(
     at_token: bool,
     forward_only: bool,
 ) -> list[Any]:
-    """Megatron's schedule over microbatches of equal size, which are `trimmed`.
+    """Megatron's schedule over microbatches, each `trimmed`.
 
     Args:
         shard: the model.
@@ -209,19 +237,19 @@ def run_schedule(
     Returns:
         On the last stage what was collected, in the order of the microbatches; elsewhere nothing.
     """
-    short = trimmed(batches)
-    scored = scored_columns(short, at_token=at_token)
+    short = [trimmed(batch) for batch in batches]
 
     def forward(iterator: Iterator[int], model: torch.nn.Module) -> tuple[Any, Any]:
         index = next(iterator)
-        output = forward_pass(model, short[index], scored)
+        output = forward_pass(model, short[index], scored_columns(short[index], at_token=at_token))
         return output, lambda out, non_loss_data=False: last_stage(index, short[index], out)
 
     layout = shard.groups.place.layout
     schedule = get_forward_backward_func(pp_size=layout.pipeline, vp_size=None)
-    communicator = (
-        P2PCommunicator(pp_group=shard.groups.pp, config=shard.module.config) if layout.pipeline > 1 else None
-    )
+    communicator = None
+    if layout.pipeline > 1:
+        shapes = [hidden_shape(shard, batch) for batch in short]
+        communicator = _Communicator(shard.groups.pp, shard.module.config, shapes)
     with shard.device.megatron():
         collected: list[Any] = schedule(
             forward_step_func=forward,
@@ -238,6 +266,35 @@ def run_schedule(
     return collected
 
 
+def hidden_shape(shard: ModelShard, short: Rows) -> tuple[int, int, int]:
+    """Of the hidden states of a trimmed microbatch between stages: tokens, rows, width."""
+    rows, columns = short.tokens.shape
+    return columns, rows, shard.spec.hidden
+
+
+class _Communicator(P2PCommunicator):
+    """Megatron's messages between stages, for microbatches of different shapes, which all stages know.
+
+    Inputs and gradients arrive in the order of the microbatches; Megatron states one shape for all of them.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, config: Any, shapes: Sequence[tuple[int, int, int]]) -> None:
+        super().__init__(pp_group=group, config=config)
+        self._inputs, self._gradients = iter(shapes), iter(shapes)
+
+    def recv_forward(self, tensor_shapes: Any, is_first_stage: bool) -> Any:
+        return super().recv_forward([next(self._inputs)], is_first_stage)
+
+    def recv_backward(self, tensor_shapes: Any, is_last_stage: bool) -> Any:
+        return super().recv_backward([next(self._gradients)], is_last_stage)
+
+    def send_forward_recv_backward(self, output_tensors: Any, tensor_shapes: Any, is_last_stage: bool) -> Any:
+        return super().send_forward_recv_backward(output_tensors, [next(self._gradients)], is_last_stage)
+
+    def send_backward_recv_forward(self, input_tensor_grads: Any, tensor_shapes: Any, is_first_stage: bool) -> Any:
+        return super().send_backward_recv_forward(input_tensor_grads, [next(self._inputs)], is_first_stage)
+
+
 def _collect(
     shard: ModelShard,
     rows: Rows,
@@ -245,13 +302,23 @@ def _collect(
     collect: Callable[[int, Rows, HeadOutputs], Any],
     *,
     at_token: bool,
-) -> list[Any] | None:
-    """What ``collect`` made of each microbatch on the last stage, without gradients; None elsewhere."""
-    batches = microbatches_of(rows, microbatches)
+) -> tuple[list[Any] | None, Tensor]:
+    """What ``collect`` made of each microbatch on the last stage, None elsewhere, without gradients; and their rows."""
+    parts = by_length(rows, microbatches, pipeline=shard.groups.place.layout.pipeline)
     shard.module.eval()
     with torch.no_grad():
+        batches = [rows[part.to(rows.tokens.device)] for part in parts]
         found = run_schedule(shard, shard.module, batches, collect, at_token=at_token, forward_only=True)
-    return found if shard.groups.last_stage else None
+    return found if shard.groups.last_stage else None, torch.cat(parts)
+
+
+def _in_order(shard: ModelShard, parts: Sequence[Tensor] | None, order: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The last stage's microbatches, put where their rows were, on all stages of the replica; fp32 of ``shape``."""
+    whole = None
+    if parts is not None:
+        whole = torch.empty(shape, dtype=torch.float32, device=shard.device.torch)
+        whole[order.to(whole.device)] = torch.cat(list(parts))
+    return _from_last_stage(shard, whole, shape)
 
 
 def _from_last_stage(shard: ModelShard, tensor: Tensor | None, shape: tuple[int, ...]) -> Tensor:

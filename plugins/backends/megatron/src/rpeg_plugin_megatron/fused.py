@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rpeg_core.passes.microtasks import microtasks
 from rpeg_core.runtime.semantics import LossParts, ModelOutputs
-from rpeg_plugin_megatron.forward import Rows, forward_pass, scored_columns, trimmed
+from rpeg_plugin_megatron.forward import Rows, forward_pass, hidden_shape, scored_columns, trimmed
 from rpeg_plugin_megatron.groups import PlaceGroups
 from rpeg_plugin_megatron.train import Trainer, Update
 
@@ -53,16 +53,16 @@ class Links:
         self._backward = groups.pp_back
         self._sent: list[tuple[dist.Work, Tensor]] = []
 
-    def input(self, like: Tensor) -> Tensor | None:
-        """The hidden states of the stage before; None on the first stage."""
-        return self._receive(like, self._before, self._forward)
+    def input(self, room: Callable[[], Tensor]) -> Tensor | None:
+        """The hidden states of the stage before, in what ``room`` makes; None on the first stage."""
+        return self._receive(room, self._before, self._forward)
 
     def output(self, hidden: Tensor) -> None:
         self._send(hidden, self._after, self._forward)
 
-    def gradient(self, like: Tensor) -> Tensor | None:
+    def gradient(self, room: Callable[[], Tensor]) -> Tensor | None:
         """Of this stage's output; None on the last stage."""
-        return self._receive(like, self._after, self._backward)
+        return self._receive(room, self._after, self._backward)
 
     def input_gradient(self, gradient: Tensor | None) -> None:
         if gradient is not None:
@@ -75,10 +75,10 @@ class Links:
         self._sent.clear()
 
     @staticmethod
-    def _receive(like: Tensor, source: int | None, group: dist.ProcessGroup | None) -> Tensor | None:
+    def _receive(room: Callable[[], Tensor], source: int | None, group: dist.ProcessGroup | None) -> Tensor | None:
         if source is None:
             return None
-        tensor = torch.empty_like(like)
+        tensor = room()
         dist.recv(tensor, src=source, group=group)
         return tensor
 
@@ -129,20 +129,16 @@ class _Stage:
     def __init__(self, minibatch: Minibatch, links: Links) -> None:
         self.losses: dict[int, LossParts] = {}
         self._minibatch, self._links = minibatch, links
-        self._short = trimmed(minibatch.batches)
+        self._short = [trimmed(batch) for batch in minibatch.batches]
         self._open: dict[int, tuple[Tensor | None, Tensor]] = {}  # microbatch -> input and output, until backward
-        shard = minibatch.trainer.shard
-        rows, columns = self._short[0].tokens.shape
-        # Hidden states between stages are [sequence, batch, hidden].
-        self._like = torch.empty(columns, rows, shard.spec.hidden, dtype=shard.dtype, device=shard.device.torch)
 
     def forward(self, index: int) -> None:
         trainer, batch = self._minibatch.trainer, self._short[index]
-        hidden = self._links.input(self._like)
+        hidden = self._links.input(self._hidden(index))
         if hidden is not None:
             hidden.requires_grad_()
             trainer.shard.module.set_input_tensor(hidden)
-        output = forward_pass(trainer.wrapped, batch, scored_columns(self._short, at_token=False))
+        output = forward_pass(trainer.wrapped, batch, scored_columns(batch, at_token=False))
         if trainer.shard.groups.last_stage:
             minibatch = self._minibatch
             self.losses[index] = trainer.part(
@@ -160,5 +156,11 @@ class _Stage:
 
     def backward(self, index: int) -> None:
         hidden, output = self._open.pop(index)
-        torch.autograd.backward(output, self._links.gradient(self._like))
+        torch.autograd.backward(output, self._links.gradient(self._hidden(index)))
         self._links.input_gradient(None if hidden is None else hidden.grad)
+
+    def _hidden(self, index: int) -> Callable[[], Tensor]:
+        """Room for the hidden states of a microbatch between stages."""
+        shard = self._minibatch.trainer.shard
+        shape = hidden_shape(shard, self._short[index])
+        return lambda: torch.empty(shape, dtype=shard.dtype, device=shard.device.torch)

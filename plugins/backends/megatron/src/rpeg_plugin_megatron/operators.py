@@ -290,6 +290,7 @@ class Operators:
             prepared={key: float(value) for key, value in prepared.metrics.items()},
             first_row=home_rows(workload.sequences, groups.place, groups.rank)[0],
             replicas=groups.place.layout.data,
+            stages=groups.place.layout.pipeline,
             microbatches=node.microbatches,
             total=total,
         )
@@ -348,6 +349,7 @@ class _Training:
     prepared: Mapping[str, float]
     first_row: int
     replicas: int
+    stages: int
     microbatches: int
     total: Callable[[Tensor], Tensor]
     sums: dict[str, float] = attrs.field(factory=dict)
@@ -360,7 +362,7 @@ class _Training:
         mask = self.sequences.response_mask
         for _, chosen in itertools.product(range(recipe.epochs), parts):
             index = torch.tensor(chosen, device=self.job.device)
-            pieces = index.chunk(_divisor(len(chosen) // recipe.rows_together, self.microbatches))
+            pieces = self._pieces(index)
             counts = Counts(rows=len(chosen) * self.replicas, tokens=int(self.total(mask[index].sum())))
 
             def loss(
@@ -377,6 +379,17 @@ class _Training:
                 temperature=self.job.sampling.logprob_temperature,
                 entropy=recipe.entropy,
             )
+
+    def _pieces(self, index: Tensor) -> tuple[Tensor, ...]:
+        """The rows ``index`` in microbatches."""
+        together = self.recipe.rows_together
+        parts = forward.by_length(
+            self.sequences[index],
+            _divisor(len(index) // together, self.microbatches),
+            pipeline=self.stages,
+            together=together,
+        )
+        return tuple(index[part.to(index.device)] for part in parts)
 
     def add(self, update: Update) -> None:
         found = {"loss": update.loss, "grad_norm": update.gradient_norm, **update.metrics}

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
-from rpeg_core.errors import BackendError, ExecutionError, RpegError
+from rpeg_core.errors import BackendError, ExecutionError
 from rpeg_core.planning.plan import Plan
 from rpeg_core.runtime.engine import Engine
 from rpeg_core.runtime.session import METRICS_FILE, TRACE_FILE, RunRequest
 from rpeg_core.runtime.trace import Record, Stopped, Trace, TraceHeader, TraceWriter
 from rpeg_core.runtime.window import Window
 from rpeg_plugin_megatron.checkpoints import Checkpoints, Found
-from rpeg_plugin_megatron.controller import INTERRUPTED, Controller
+from rpeg_plugin_megatron.controller import INTERRUPTED, Controller, reason_of
 from rpeg_plugin_megatron.crew import Crew
 from rpeg_plugin_megatron.flow import due_bytes
 from rpeg_plugin_megatron.launcher import launcher_for
@@ -122,8 +122,7 @@ class MegatronSession:
                 request.status(f"restoring step {found.step}")
                 controller.restore(found.folder)
         except BaseException as error:
-            reason = error.what if isinstance(error, RpegError) else type(error).__name__
-            journal.write(Stopped(0.0, reason, journal.header.first_step))
+            journal.write(Stopped(0.0, reason_of(error), journal.header.first_step))
             raise
         request.status("running")
         controller.run()

@@ -77,7 +77,7 @@ class Trainer:
         """One update on a minibatch.
 
         Args:
-            batches: the microbatches of this replica, of equal size; equally many on all replicas.
+            batches: the microbatches of this replica.
             loss: ``loss(index, outputs)``, the part of microbatch ``index``; called on the last stage.
             temperature, entropy: of the model's outputs, as in `rpeg_plugin_megatron.forward.infer`.
 

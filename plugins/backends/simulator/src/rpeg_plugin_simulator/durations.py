@@ -12,7 +12,7 @@ not matter. With ``n_q`` of N responses finishing in phase q,
 * an inference sub-node takes its predicted time times (n_q / N) / (share that finishes, expected).
 
 All three factors have mean 1. Everything else, transfers included, keeps its predicted time: training and unsplit
-inference work on sequences padded to Lp + Lr in the cost model.
+inference work on the whole batch, whose mean length varies little.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How an OP node's work comes: passes of microbatches through the pipeline.
 
-Inference and training are one pass of mb microbatches over whole sequences. Generation is a prefill and,
-for each length phase, decode steps of one token per sequence still alive; every step again takes mb
-microbatches.
+Inference and training are one pass of mb microbatches over whole sequences, of their mean length: short responses are
+computed as short, packed or with others of like length. Generation is a prefill and, for each length phase, decode
+steps of one token per sequence still alive; every step again takes mb microbatches.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ class Pass:
     decode: bool
 
 
-def passes(batch: OperatorBatch, *, first_token_from_prefill: bool) -> tuple[Pass, ...]:
+def passes(batch: OperatorBatch, *, first_token_from_prefill: bool, padded: bool = False) -> tuple[Pass, ...]:
     """The passes of one node, in order.
 
     Args:
         batch: the node.
+        padded: outside generation every sequence is computed as one of Lp + Lr tokens, whatever its length.
         first_token_from_prefill: True counts what an engine executes: the prefill's last position yields the
             first response token, so the head is applied once per prefilled sequence and Lr - 1 token
             steps follow, as in the paper's count of decode AllReduces (D-D a). False counts what the
@@ -52,13 +53,7 @@ def passes(batch: OperatorBatch, *, first_token_from_prefill: bool) -> tuple[Pas
     """
     workload, layouts = batch.workload, batch.layouts
     if batch.role is not Role.GENERATION:
-        length = workload.sequence_tokens
-        tokens = batch.sequences_per_microbatch * length
-        scored = (
-            batch.sequences_per_microbatch * workload.response_tokens if used_by(batch).scores_responses else tokens
-        )
-        whole = Pass(steps=1, tokens=tokens, head_tokens=scored, context=causal_context(length), decode=False)
-        return (whole,)
+        return (_sequences(batch, ((1.0, workload.response_tokens),) if padded else batch.response_lengths),)
     found = []
     if batch.prefill:
         length = workload.prompt_tokens
@@ -91,3 +86,14 @@ def passes(batch: OperatorBatch, *, first_token_from_prefill: bool) -> tuple[Pas
             )
         )
     return tuple(found)
+
+
+def _sequences(batch: OperatorBatch, lengths: tuple[tuple[float, int], ...]) -> Pass:
+    """Whole sequences; (share of them, response tokens). A token's mean context is that of all their tokens."""
+    prompt = batch.workload.prompt_tokens
+    response = sum(share * tokens for share, tokens in lengths)
+    length = sum(share * (prompt + tokens) for share, tokens in lengths)
+    attended = sum(share * (prompt + tokens) * causal_context(prompt + tokens) for share, tokens in lengths)
+    tokens = batch.sequences_per_microbatch * length
+    scored = batch.sequences_per_microbatch * response if used_by(batch).scores_responses else tokens
+    return Pass(steps=1, tokens=tokens, head_tokens=scored, context=attended / length, decode=False)

@@ -52,7 +52,7 @@ def gemm_s(batch: OperatorBatch, model: ModelSpec) -> Floats:
     """``T_gemm = W / (P F_eff)``; generation: prefill and every decode phase with its own F_eff (D-A)."""
     forwards = TRAINING_FORWARDS if batch.role is Role.TRAINING else 1.0
     total_s = np.zeros(len(batch.layouts))
-    for part in passes(batch, first_token_from_prefill=False):
+    for part in passes(batch, first_token_from_prefill=False, padded=True):
         total_s = total_s + part.steps * batch.layouts.microbatches * _microbatch_s(batch, model, part)
     return forwards * total_s
 
@@ -99,7 +99,7 @@ def tensor_parallel_s(batch: OperatorBatch, model: ModelSpec) -> Floats:
     per_layer = 6.0 if batch.role is Role.TRAINING else 2.0
     token_bytes = model.hidden * batch.workload.bytes_per_element
     total_s = np.zeros(len(layouts))
-    for part in passes(batch, first_token_from_prefill=True):
+    for part in passes(batch, first_token_from_prefill=True, padded=True):
         batches = np.ones(len(layouts)) if part.decode else layouts.microbatches
         tokens = part.tokens * layouts.microbatches / batches
         reduce_s = all_reduce_s(tokens * token_bytes, layouts.tensor, batch.tp_links)
@@ -118,7 +118,7 @@ def pipeline_parallel_s(batch: OperatorBatch, model: ModelSpec) -> Floats:
     fill = 2 * layouts.pipeline - 3 if batch.role is Role.TRAINING else layouts.pipeline - 2
     token_bytes = model.hidden * batch.workload.bytes_per_element / layouts.tensor
     total_s = np.zeros(len(layouts))
-    for part in passes(batch, first_token_from_prefill=True):
+    for part in passes(batch, first_token_from_prefill=True, padded=True):
         if part.decode:
             tokens, messages = part.tokens * layouts.microbatches, part.steps * (layouts.pipeline - 1)
         else:
@@ -131,7 +131,7 @@ def fused_pipeline_parallel_s(batch: FusedBatch[OperatorBatch]) -> Floats:
     """``mb`` messages of each model, and once ``2 Pp - 3`` of the model whose messages take longest **[choice]**."""
     messages_s = []
     for part in batch.parts:
-        (whole,) = passes(part, first_token_from_prefill=True)
+        (whole,) = passes(part, first_token_from_prefill=True, padded=True)
         token_bytes = part.model.hidden * part.workload.bytes_per_element / part.layouts.tensor
         messages_s.append(boundary_s(part, whole.tokens * token_bytes))
     return fused_messages_s(batch, messages_s)
