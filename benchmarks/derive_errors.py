@@ -4,9 +4,9 @@
 
 A *population* is the rows whose errors are alike: training or generation; models with or without experts; priced with
 the coefficients of the plan's own 3D subset or with those of the framework that ran. The first are what a plan predicts
-with, are fitted to no run, and are measured on 16-bit rows, the only ones that a plan can express, each as it was executed
-(recomputation, interleaving, sharding of the row) but with no framework named. The second are fitted, so that each row is
-predicted by coefficients that were fitted without its source (five folds, ``derive_frameworks.py``).
+with, are fitted to no run, and are measured on 16-bit rows, the only ones that a plan can express, each as it was
+executed (recomputation, interleaving, sharding of the row) but with no framework named. The second are fitted, so that
+each row is predicted by coefficients that were fitted without its source (five folds, ``derive_frameworks.py``).
 
 Model: the error of a row is ``r = log(measured / predicted) = sum_t s_t e_t`` with s_t the share of term t and
 ``e_t ~ N(bias_t, std_t^2)``. Biases and deviations by expectation maximization; each term is held to the errors of all
@@ -14,8 +14,8 @@ rows together by the weight of one source. A source counts once, however many ro
 population are multiplied by the factor that makes 90 % of the held-out rows (one source left out at a time) lie within
 1.645 of them. What the 90 % intervals hold in the end is printed, by the code that plans use.
 
-Whole steps: what a published step takes beyond its operators, once for models with and without experts, has a mean and the
-deviation that the operators' errors do not explain.
+Whole steps: what a published step takes beyond its operators, once for models with and without experts, has a mean
+and the deviation that the operators' errors do not explain.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def steps_of(cases: Sequence[Case], fits: dict[tuple[str, str, bool | None], Fit
 
 
 def step_error(left: np.ndarray, deviation: np.ndarray) -> tuple[float, float]:
-    """Mean, and the deviation that the operators' errors do not explain; for the next step, so with that of the mean."""
+    """Mean, and the deviation that the operators do not explain; of the next step, so with that of the mean."""
     count = len(left)
     variance = float(np.var(left, ddof=1)) * (1.0 + 1.0 / count)
     return float(np.mean(left)), float(np.sqrt(max(0.0, variance - float(np.mean(deviation**2)))))

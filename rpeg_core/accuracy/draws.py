@@ -1,8 +1,8 @@
 """Draws of errors, the same in every process, and intervals of what is computed from them.
 
-Each error has its own :data:`DRAWS` standard normal numbers: one from each of as many equally likely slices, in an order
-that depends on the error's name alone. So one error's quantiles are exact, different errors are independent, and two plans
-that share an error share its draws: ratios between plans have intervals too.
+Each error has its own :data:`DRAWS` standard normal numbers: one from each of as many equally likely slices, in an
+order that depends on the error's name alone. So one error's quantiles are exact, different errors are independent, and
+two plans that share an error share its draws: ratios between plans have intervals too.
 """
 
 from __future__ import annotations

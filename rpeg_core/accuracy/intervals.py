@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,8 @@ class PlanIntervals:
         operator_s: by operator, in one step, all length phases together.
         unknown: operator, or ``step`` -> term -> share of its time, of the terms that were never validated.
         extrapolations: where the plan leaves what was measured.
+        beyond_operators: (factor, source) of each error that scales the step as a whole: how much longer than its
+            operators it takes in the median. It is in ``step_s``.
     """
 
     step_s: Interval | None
@@ -33,6 +36,7 @@ class PlanIntervals:
     operator_s: Mapping[str, Interval | None]
     unknown: Mapping[str, Mapping[str, float]]
     extrapolations: tuple[Extrapolation, ...]
+    beyond_operators: tuple[tuple[float, str], ...] = ()
 
     def document(self) -> dict[str, Any]:
         """For JSON; an interval is ``[low, high]``."""
@@ -41,6 +45,7 @@ class PlanIntervals:
             "step_s": _pair(self.step_s),
             "tokens_per_s": _pair(self.tokens_per_s),
             "operator_s": {name: _pair(interval) for name, interval in self.operator_s.items()},
+            "beyond_operators": [{"factor": factor, "source": source} for factor, source in self.beyond_operators],
             "never_validated": {name: dict(shares) for name, shares in self.unknown.items()},
             "extrapolations": [
                 {"role": each.role, "feature": each.feature, "value": each.value, "measured": list(each.measured)}
@@ -59,6 +64,7 @@ class PlanIntervals:
             step_s=_interval(document["step_s"]),
             tokens_per_s=_interval(document["tokens_per_s"]),
             operator_s={name: _interval(pair) for name, pair in document["operator_s"].items()},
+            beyond_operators=tuple((each["factor"], each["source"]) for each in document["beyond_operators"]),
             unknown={name: dict(shares) for name, shares in document["never_validated"].items()},
             extrapolations=tuple(
                 Extrapolation(
@@ -81,6 +87,7 @@ def plan_intervals(
         step_s=step,
         tokens_per_s=None if step is None else Interval(tokens / step.high, tokens / step.low),
         operator_s={name: timed.interval for name, timed in spread.operators.items()},
+        beyond_operators=tuple((math.exp(error.log_bias), error.source) for error in spread.step_errors),
         unknown={name: timed.unknown for name, timed in times.items() if timed.unknown},
         extrapolations=extrapolations(
             (book.batches(name, book.row(assignment, name)), spread.errors[name])

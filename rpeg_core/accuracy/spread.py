@@ -1,9 +1,9 @@
 """The spread of a plan's predicted times: the errors of cost terms, drawn together, through the plan's own schedule.
 
-A term's error in one operator is its error in every operator of the same conditions (fully correlated); different terms,
-and one term under different conditions (generation and training, say), err independently. A draw scales the seconds of
-every term and replays the schedule in the order that was planned: a node starts when its predecessors and the nodes before
-it on its GPUs have ended. So an operator that is off the critical path as predicted counts where it may come onto it.
+A term's error in one operator is its error in every operator of the same conditions (fully correlated); different
+terms, and one term under different conditions (generation and training, say), err independently. A draw scales the
+seconds of every term and replays the schedule in the order that was planned: a node starts when its predecessors and the
+nodes before it on its GPUs have ended. So an operator off the predicted critical path counts where it may come onto it.
 """
 
 from __future__ import annotations
@@ -62,12 +62,14 @@ class Spread:
         terms: the same by operator and term name, of terms that take any time.
         step: makespan over the horizon's steps.
         errors: by operator, the errors that its time is made of.
+        step_errors: those that scale the step beside.
     """
 
     operators: Mapping[str, Timed]
     terms: Mapping[str, Mapping[str, Timed]]
     step: Timed
     errors: Mapping[str, tuple[TermError, ...]]
+    step_errors: tuple[TermError, ...] = ()
 
     def ratio(self, other: Spread) -> Interval | None:
         """The interval of this configuration's throughput over another's; errors that both share cancel out."""
@@ -93,6 +95,7 @@ class _Spreading:
         self._book, self._assignments, self._prediction = book, assignments, prediction
         self._chosen = {op.name: self._errors(op.name) for op in prediction.graph.rpeg.operators}
         self._transfer_errors = {a.term.name: error_of_transfer(a.term) for a in book.terms}
+        self._step_errors = self._beyond_operators()
         self._nodes: dict[object, tuple[Floats, Mapping[str, float]]] = {}
 
     def _errors(self, operator: str) -> dict[str, Chosen | None]:
@@ -109,6 +112,7 @@ class _Spreading:
             op.name: self._terms(op.name, [n for n in last if n.operator == op.name]) for op in graph.rpeg.operators
         }
         return Spread(
+            step_errors=tuple(chosen.error for chosen in self._step_errors),
             operators={name: _sum(parts) for name, parts in terms.items()},
             terms=terms,
             step=self._step(),
@@ -140,7 +144,7 @@ class _Spreading:
         makespan = self._prediction.evaluation.makespan_s
         drawn = [self._node(node) for node in graph.nodes]
         draws = self._replayed([draws for draws, _ in drawn]) / graph.steps
-        for chosen in self._step_errors():
+        for chosen in self._step_errors:
             draws = draws * factors(chosen)
         names = sorted({name for _, unknown in drawn for name in unknown})
         shares = {name: self._share(name, [unknown.get(name, 0.0) for _, unknown in drawn]) for name in names}
@@ -156,9 +160,10 @@ class _Spreading:
         once, twice = self._replayed(durations)
         return float(twice / once - 1.0)
 
-    def _step_errors(self) -> tuple[Chosen, ...]:
+    def _beyond_operators(self) -> tuple[Chosen, ...]:
         rpeg, book = self._prediction.graph.rpeg, self._book
-        batches = [b for op in rpeg.operators for b in book.batches(op.name, book.row(self._assignments[op.name], op.name))]
+        columns = {op.name: book.row(self._assignments[op.name], op.name) for op in rpeg.operators}
+        batches = [batch for name, column in columns.items() for batch in book.batches(name, column)]
         return error_of_step(
             [a.term for a in book.terms],
             book.hardware,

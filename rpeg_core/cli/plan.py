@@ -94,7 +94,8 @@ def command(
         ui.print_json(document)
     elif not as_json:
         planning.show_heading(plan)
-        planning.show_grid(operator_table(plan.assignments, plan.prediction))
+        planning.show_grid(operator_table(plan))
+        planning.show_remarks(plan)
         planning.show_grid(summary.comparison(outcome, plan, planner.hardware.device.memory_bytes))
         planning.show_certificate(summary.certificate(outcome))
         planning.show_memory(winner.prediction, planner)

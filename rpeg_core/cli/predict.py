@@ -88,7 +88,8 @@ def command(
         ui.print_json(document)
     elif not as_json:
         planning.show_heading(plan, "fits: " if fits else "does not fit: ")
-        planning.show_grid(operator_table(plan.assignments, plan.prediction))
+        planning.show_grid(operator_table(plan))
+        planning.show_remarks(plan)
         planning.show_memory(prediction, subject.planner)
         planning.show_chart(prediction)
         if output is not None:

@@ -11,7 +11,7 @@ import attrs
 
 from rpeg_core.planning.structures import STRUCTURAL_OPTIONS, Structure
 from rpeg_core.planning.sweep import Point, Row
-from rpeg_core.report import words
+from rpeg_core.report import intervals, words
 from rpeg_core.report.page import Column, Grid, Grouping
 from rpeg_core.report.pareto import frontier, knee
 
@@ -23,6 +23,7 @@ __all__ = [
     "column_sentence",
     "csv_text",
     "documents",
+    "interval_sentences",
     "knee_sentences",
     "label",
     "pareto_sentence",
@@ -151,7 +152,8 @@ def table(analysis: Analysis) -> Grid:
             continue
         if id(row) in knees:
             styles.append((len(rows), "bold"))
-        cells += [f"{row.found.tokens_per_s:,.0f}", f"{row.tokens_per_s_per_gpu:,.0f}", words.seconds(row.found.step_s)]
+        cells += [f"{row.found.tokens_per_s:,.0f}", f"{row.tokens_per_s_per_gpu:,.0f}"]
+        cells.append(intervals.seconds(row.found.step_s, row.found.intervals.step_s))
         if analysis.priced:
             cells += [_usd(row.usd_per_million_tokens), _usd(row.usd_per_step)]
         cells += [_staleness(row.found.structure), _gap(row.found.gap), words.gigabytes(_peak(row))]
@@ -225,6 +227,18 @@ def column_sentence(analysis: Analysis) -> str | None:
     return f"{gap}memory: peak of the fullest GPU"
 
 
+def interval_sentences(analysis: Analysis) -> list[str]:
+    """What the intervals are, and which points extrapolate."""
+    found: dict[str, list[str]] = {}
+    axes = [name for name in AXES if name in analysis.axes]
+    for row in analysis.rows:
+        if row.found is not None:
+            for remark in intervals.remarks(row.found.intervals):
+                found.setdefault(remark, []).append(label(row.point, axes))
+    every = sum(row.found is not None for row in analysis.rows)
+    return [text if len(at) == every else f"{words.listing(at)}: {text}" for text, at in found.items()]
+
+
 def pareto_sentence(analysis: Analysis) -> str | None:
     """What the mark means; None when no row bears it."""
     if not any(analysis.pareto):
@@ -284,12 +298,16 @@ def _document(row: Row, optimal: bool | None, is_knee: bool) -> dict[str, Any]:
     }
     if plan is None:
         return document
-    evaluation = plan.prediction.evaluation
+    evaluation, step, rate = plan.prediction.evaluation, plan.intervals.step_s, plan.intervals.tokens_per_s
     return {
         **document,
         "tokens_per_s": plan.tokens_per_s,
         "tokens_per_s_per_gpu": row.tokens_per_s_per_gpu,
+        "tokens_per_s_low": rate and rate.low,
+        "tokens_per_s_high": rate and rate.high,
         "step_s": plan.step_s,
+        "step_s_low": step and step.low,
+        "step_s_high": step and step.high,
         "usd_per_million_tokens": row.usd_per_million_tokens,
         "usd_per_step": row.usd_per_step,
         "structure": str(plan.structure),

@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 
 from rpeg_core.errors import ExperimentError, OutputError
+from rpeg_core.spec.accuracy import TermError
 from rpeg_core.spec.machine import Device, HardwareProfile, LinkTier, Tier
 from rpeg_core.spec.sections import read_yaml
 
@@ -32,8 +33,15 @@ def profile_document(profile: HardwareProfile, calibration: Mapping[str, Any] | 
     values["tiers"] = dict(zip((tier.name.lower() for tier in Tier), values["tiers"], strict=True))
     values["default_costs"] = list(profile.default_costs)
     values["sources"] = dict(sorted(profile.sources.items()))
+    values["errors"] = [_error_document(error) for error in profile.errors]
     found = {"schema": SCHEMA, **values}
     return found if calibration is None else {**found, "calibration": dict(calibration)}
+
+
+def _error_document(error: TermError) -> dict[str, Any]:
+    values = attrs.asdict(error, filter=lambda _, value: value is not None)
+    ranges = {name: list(pair) for name, pair in error.ranges.items()}
+    return {**values, "ranges": ranges, "hardware": list(error.hardware), "roles": list(error.roles)}
 
 
 def write_profile(path: Path, profile: HardwareProfile, calibration: Mapping[str, Any] | None = None) -> None:

@@ -1,8 +1,8 @@
 """How wrong the terms of ``analytical`` are where runs were measured (``benchmarks/derive_errors.py``).
 
-A plan's own 3D subset is fitted to no run: its errors are those of published 16-bit runs priced with it. Executions that name
-a framework are priced with fitted coefficients: their errors are those of rows predicted without their source. Inference has
-no published runs of its own; its terms are those of training's forward passes and take their errors.
+A plan's own 3D subset is fitted to no run: its errors are those of published 16-bit runs priced with it. Executions
+that name a framework are priced with fitted coefficients: their errors are those of rows predicted without their source.
+Inference has no published runs of its own; its terms are those of training's forward passes and take their errors.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def errors_of(term: str) -> tuple[TermError, ...]:
                 log_bias=step["bias"],
                 log_std=step["std"],
                 rows=step["rows"],
-                source=f"{step['rows']} published GRPO steps of NeMo-RL, benchmarks/measured",
+                source=f"{step['rows']} published GRPO steps of NeMo-RL",
                 mixture=mixture,
                 named_framework=named,
                 of_step=True,
