@@ -2,8 +2,9 @@
 
 A term's error in one operator is its error in every operator of the same conditions (fully correlated); different
 terms, and one term under different conditions (generation and training, say), err independently. A draw scales the
-seconds of every term and replays the schedule in the order that was planned: a node starts when its predecessors and the
-nodes before it on its GPUs have ended. So an operator off the predicted critical path counts where it may come onto it.
+seconds of every term and replays the schedule in the order that was planned: a node starts when its predecessors and
+the nodes before it on its GPUs have ended. So an operator off the predicted critical path counts where it may come
+onto it.
 """
 
 from __future__ import annotations

@@ -61,9 +61,15 @@ def remarks(intervals: PlanIntervals | None) -> list[str]:
             f"the interval of the step counts in that {source} took {words.times(factor)} of their operators' time"
             for factor, source in intervals.beyond_operators
         ]
+    return [*found, *_extrapolations(intervals)]
+
+
+def _extrapolations(intervals: PlanIntervals) -> list[str]:
+    """``extrapolates: inference and training on gh200, measured on h100``: a sentence for roles that do alike."""
+    alike: dict[str, list[str]] = {}
     for role, group in itertools.groupby(intervals.extrapolations, key=lambda each: each.role):
-        found.append(f"extrapolates: {role} " + "; ".join(map(_phrase, group)))
-    return found
+        alike.setdefault("; ".join(map(_phrase, group)), []).append(role)
+    return [f"extrapolates: {words.listing(roles)} {what}" for what, roles in alike.items()]
 
 
 def _without_interval(intervals: PlanIntervals) -> list[str]:
@@ -91,5 +97,5 @@ def _phrase(each: Extrapolation) -> str:
 
 def _number(feature: str, value: float) -> str:
     if feature == "parameters":
-        return f"{value / 1e9:.3g} B"
+        return f"{value / 1e9:.3g} B" if value >= 1e9 else f"{value / 1e6:.3g} M"
     return words.count(round(value)) if value >= 1 else f"{value:.2g}"

@@ -1,8 +1,8 @@
 """How wrong the terms of ``analytical`` are where runs were measured (``benchmarks/derive_errors.py``).
 
 A plan's own 3D subset is fitted to no run: its errors are those of published 16-bit runs priced with it. Executions
-that name a framework are priced with fitted coefficients: their errors are those of rows predicted without their source.
-Inference has no published runs of its own; its terms are those of training's forward passes and take their errors.
+that name a framework have fitted coefficients: their errors are those of rows predicted without their source. Inference
+has no published runs of its own; its terms are those of training's forward passes and take their errors.
 """
 
 from __future__ import annotations
