@@ -105,6 +105,7 @@ def _structured(values: Mapping[str, Any]) -> HardwareProfile:
     converter = cattrs.Converter(forbid_extra_keys=True)
     converter.register_structure_hook(float, _number)
     converter.register_structure_hook(int, _whole)
+    converter.register_structure_hook(bool, _flag)
     converter.register_structure_hook(str, _text)
     converter.register_structure_hook_func(
         lambda kind: kind == tuple[LinkTier, LinkTier, LinkTier], lambda value, _: _tiers(value, converter)
@@ -138,6 +139,12 @@ def _number(value: Any, _: Any) -> float:
 def _whole(value: Any, _: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{value!r} is not a whole number")
+    return value
+
+
+def _flag(value: Any, _: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is not true or false")
     return value
 
 
