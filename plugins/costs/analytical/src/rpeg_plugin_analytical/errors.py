@@ -50,17 +50,21 @@ def errors_of(term: str) -> tuple[TermError, ...]:
         for bias, std, rows in [population["terms"][term]]
     ]
     if term == "loop_overhead":
+        steps = sum(STEPS[name]["rows"] for name, (_, named) in _STEPS.items() if named)
         found += [
-            TermError(
-                log_bias=step["bias"],
-                log_std=step["std"],
-                rows=step["rows"],
-                source=f"{step['rows']} published GRPO steps of NeMo-RL",
-                mixture=mixture,
-                named_framework=named,
-                of_step=True,
-            )
-            for name, (mixture, named) in _STEPS.items()
-            for step in [STEPS[name]]
+            TermError(log_std=0.0, rows=steps, source="its error is that of whole steps", named_framework=True),
+            *(
+                TermError(
+                    log_bias=step["bias"],
+                    log_std=step["std"],
+                    rows=step["rows"],
+                    source=f"{step['rows']} published GRPO steps of NeMo-RL",
+                    mixture=mixture,
+                    named_framework=named,
+                    of_step=True,
+                )
+                for name, (mixture, named) in _STEPS.items()
+                for step in [STEPS[name]]
+            ),
         ]
     return tuple(found)
