@@ -234,10 +234,11 @@ def hardware(rows: Rows) -> tuple[str, ...]:
 
 @attrs.frozen(eq=False)
 class Derived:
-    """Everything that is shipped, as plain values, and the lines to print."""
+    """Everything that is shipped, as plain values, the share of held-out rows inside, and the lines to print."""
 
     populations: dict[str, dict]
     steps: dict[str, dict]
+    coverage: dict[str, float]
     lines: tuple[str, ...]
 
 
@@ -250,11 +251,12 @@ def derive(data: Path) -> Derived:
     ]
     model = frameworks.linearized(frameworks.shipped(profiles), cases, frameworks.PARAMETERS)
     groups = populations(cases, frameworks.cross_validated(cases, model))
-    fits, found, lines = {}, {}, []
+    fits, found, coverage, lines = {}, {}, {}, []
     for (coefficients, role, experts), rows in groups.items():
         fit = fits[coefficients, role, experts] = calibrated(rows)
         held = inside(rows, fit.factor)
         name = f"{coefficients} {role}{' of mixtures' if experts else ''}"
+        coverage[name] = float(held.mean())
         counts = (rows.shares >= LEAST_SHARE).sum(axis=0)
         found[name] = {
             "rows": len(rows.cases),
@@ -286,7 +288,7 @@ def derive(data: Path) -> Derived:
         lines.append(
             f"{name:28} {len(kept):4} rows, bias {bias:+.3f}  std {std:.3f}, held out inside: {held.mean():.0%} of rows"
         )
-    return Derived(found, steps, tuple(lines))
+    return Derived(found, steps, coverage, tuple(lines))
 
 
 def _steps_inside(cases: Sequence[Case], left: np.ndarray, deviation: np.ndarray) -> np.ndarray:
