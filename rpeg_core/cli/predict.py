@@ -55,7 +55,7 @@ def command(
 
     From an EXPERIMENT whose `pin:` fixes every operator this needs no search; what is not pinned is searched for
     a short time. A PLAN file is evaluated again with the installed plugins, and what differs is named. The exit
-    code is 1 when the plan does not fit.
+    code is 1 when the plan does not fit. Times are followed by their 90 % intervals, (low-high).
     """
     from rpeg_core.cli import planning
     from rpeg_core.report import documents
