@@ -44,12 +44,12 @@ def times(ratio: float, interval: Interval | None) -> str:
     return f"{words.times(ratio)} ({interval.low:.2f}-{interval.high:.2f})"
 
 
-def remarks(intervals: PlanIntervals | None) -> list[str]:
-    """What a reader of the intervals must know, a sentence each: what they are, what has none, what extrapolates."""
+def remarks(intervals: PlanIntervals | None, *, explained: bool = True) -> list[str]:
+    """What a reader must know, a sentence each: what intervals are (if ``explained``), what has none or extrapolates."""
     if intervals is None:
         return []
     found, certain = [], words.percent(CONFIDENCE)
-    if intervals.step_s is not None or any(intervals.operator_s.values()):
+    if explained and (intervals.step_s is not None or any(intervals.operator_s.values())):
         found.append(f"(a-b): {certain} interval, from the errors of measured runs (docs/validation.md)")
     found += _without_interval(intervals)
     small = {term: share for term, share in intervals.unknown.get("step", {}).items() if share > 0.0005}

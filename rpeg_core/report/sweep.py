@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from rpeg_core.accuracy.draws import CONFIDENCE
 from rpeg_core.planning.structures import STRUCTURAL_OPTIONS, Structure
 from rpeg_core.planning.sweep import Point, Row
 from rpeg_core.report import intervals, words
@@ -152,8 +153,7 @@ def table(analysis: Analysis) -> Grid:
             continue
         if id(row) in knees:
             styles.append((len(rows), "bold"))
-        cells += [f"{row.found.tokens_per_s:,.0f}", f"{row.tokens_per_s_per_gpu:,.0f}"]
-        cells.append(intervals.seconds(row.found.step_s, row.found.intervals.step_s))
+        cells += [f"{row.found.tokens_per_s:,.0f}", f"{row.tokens_per_s_per_gpu:,.0f}", words.seconds(row.found.step_s)]
         if analysis.priced:
             cells += [_usd(row.usd_per_million_tokens), _usd(row.usd_per_step)]
         cells += [_staleness(row.found.structure), _gap(row.found.gap), words.gigabytes(_peak(row))]
@@ -228,15 +228,33 @@ def column_sentence(analysis: Analysis) -> str | None:
 
 
 def interval_sentences(analysis: Analysis) -> list[str]:
-    """What the intervals are, and which points extrapolate."""
+    """How sure the times are, as a share of them, what has no interval, and which points extrapolate.
+
+    Points share their errors: they are told once, and rows have no intervals that would be compared with each other.
+    """
     found: dict[str, list[str]] = {}
     axes = [name for name in AXES if name in analysis.axes]
-    for row in analysis.rows:
-        if row.found is not None:
-            for remark in intervals.remarks(row.found.intervals):
-                found.setdefault(remark, []).append(label(row.point, axes))
-    every = sum(row.found is not None for row in analysis.rows)
-    return [text if len(at) == every else f"{words.listing(at)}: {text}" for text, at in found.items()]
+    with_plan = [row for row in analysis.rows if row.found is not None]
+    for row in with_plan:
+        for remark in intervals.remarks(row.found.intervals, explained=False):
+            found.setdefault(remark, []).append(label(row.point, axes))
+    shares = [
+        (step.low / row.found.step_s, step.high / row.found.step_s)
+        for row in with_plan
+        for step in [row.found.intervals.step_s]
+        if step is not None
+    ]
+    sentences = []
+    if shares:
+        low, high = min(low for low, _ in shares), max(high for _, high in shares)
+        sentences.append(
+            f"step: {words.percent(CONFIDENCE)} interval {words.times(low)} to {words.times(high)} of the time that is "
+            "predicted, from the errors of measured runs (docs/validation.md); points share them and are surer beside "
+            "each other"
+        )
+    return sentences + [
+        text if len(at) == len(with_plan) else f"{words.listing(at)}: {text}" for text, at in found.items()
+    ]
 
 
 def pareto_sentence(analysis: Analysis) -> str | None:
