@@ -191,7 +191,10 @@ def show_heading(plan: Plan, verdict: str = "") -> None:
 
 def show_remarks(plan: Plan) -> None:
     """What the intervals are, what has none, and where the plan extrapolates; folded on a terminal."""
-    for remark in intervals.remarks(plan.intervals):
+    found = intervals.remarks(plan.intervals)
+    if found:
+        ui.print_text("")
+    for remark in found:
         ui.print_text(textwrap.fill(remark, terminal_width()) if ui.is_terminal() else remark)
 
 

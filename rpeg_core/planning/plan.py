@@ -30,7 +30,7 @@ from rpeg_core.spec.experiment import Experiment, parse_experiment
 from rpeg_core.spec.machine import DeviceSpace
 from rpeg_core.spec.workload import Workload
 
-__all__ = ["SCHEMA", "Plan", "PlanPrediction", "PluginUse", "load_plan", "summarize"]
+__all__ = ["NOT_DIGESTED", "SCHEMA", "Plan", "PlanPrediction", "PluginUse", "load_plan", "summarize"]
 
 SCHEMA = 1
 

@@ -45,7 +45,7 @@ def times(ratio: float, interval: Interval | None) -> str:
 
 
 def remarks(intervals: PlanIntervals | None, *, explained: bool = True) -> list[str]:
-    """What a reader must know, a sentence each: what intervals are (if ``explained``), what has none or extrapolates."""
+    """What a reader must know, a sentence each; what intervals are is left out unless ``explained``."""
     if intervals is None:
         return []
     found, certain = [], words.percent(CONFIDENCE)
