@@ -149,7 +149,9 @@ def rpeg_cost_terms() -> Iterable[CostTerm]:
     counts only when the experiment or the hardware profile selects it.
 
     Returns: one record or an iterable of records. Their functions are pure and vectorised, called once
-    per problem and operator, and return finite float64 values of at least zero.
+    per problem and operator, and return finite float64 values of at least zero. ``errors`` says how wrong a
+    term was where it was measured; predicted times that terms without it dominate have no interval, and
+    reports name the term.
 
     On failure: the plugin is not used; a warning, or the error of the command when the user named it.
 
@@ -160,7 +162,7 @@ def rpeg_cost_terms() -> Iterable[CostTerm]:
         import attrs
         import numpy as np
 
-        from rpeg_core import CostTerm, Target, hookimpl, setting
+        from rpeg_core import CostTerm, Target, TermError, hookimpl, setting
 
 
         @attrs.frozen(kw_only=True)
@@ -181,6 +183,7 @@ def rpeg_cost_terms() -> Iterable[CostTerm]:
                 quantity="launch",
                 function=launch_s,
                 settings=Settings,
+                errors=(TermError(log_std=0.2, rows=12, source="12 launches on our cluster, May 2026"),),
             )
     """
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from rpeg_core.spec.accuracy import TermError
 from rpeg_core.spec.machine import HardwareProfile, MeasuredHardware
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ __all__ = [
     "NoSettings",
     "SearchStrategy",
     "Target",
+    "TermError",
 ]
 
 
@@ -118,6 +120,10 @@ class CostTerm:
             microtasks; without it the values of its trainings are added up, as if they ran one after another.
 
             .. versionadded:: 0.1
+        errors: how wrong its seconds were where they were measured, for the intervals of predicted times; the first
+            whose conditions hold counts. Empty: never validated, which reports say.
+
+            .. versionadded:: 0.1
     """
 
     name: str
@@ -132,6 +138,7 @@ class CostTerm:
     memory: MemoryKind | None = None
     settings: type = NoSettings
     fused: Callable[[FusedBatch], np.ndarray] | None = None
+    errors: tuple[TermError, ...] = ()
 
 
 @attrs.frozen(kw_only=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from rpeg_core.calibration.accuracy import role_errors
 from rpeg_core.calibration.kernels import GemmFit, LinkFit, fit_gemms, fit_link
 from rpeg_core.calibration.measurements import Measurements, OperatorTime
 from rpeg_core.calibration.refine import GUESS, Errors, Parameter, Terms, errors_of, refine
@@ -126,6 +127,7 @@ def calibrated(
             **_sources(found, gemm, collective, p2p),
             **software_sources(refined.profile.software, refined.parameters, errors, f"{_when(found)}"),
         },
+        errors=role_errors(refined.profile, found.operators, refined.left_out, _when(found)),
     )
     return Calibration(
         profile=profile,

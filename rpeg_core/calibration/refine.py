@@ -102,12 +102,14 @@ class Refined:
         profile: the new one; its sources are still those of the old one.
         parameters: in the order of :data:`PARAMETERS`.
         before, after: predicted seconds of each observation.
+        left_out: of each, ``log(measured / predicted)`` by a fit without it.
     """
 
     profile: HardwareProfile
     parameters: tuple[Parameter, ...]
     before: tuple[float, ...]
     after: tuple[float, ...]
+    left_out: tuple[float, ...]
 
 
 def predicted_s(
@@ -246,7 +248,15 @@ def refine(
         parameters=parameters,
         before=tuple(before.tolist()),
         after=tuple(np.exp(current).tolist()),
+        left_out=tuple(_left_out(residual, weighted, hold).tolist()),
     )
+
+
+def _left_out(residual: Floats, weighted: Floats, hold: Floats) -> Floats:
+    """Of a held least-squares fit: the log error of each row without that row, ``r / (1 - leverage)``."""
+    inverse = np.linalg.inv(weighted.T @ weighted + np.diag(hold))
+    leverage = np.einsum("ij,jk,ik->i", weighted, inverse, weighted)
+    return -residual / np.maximum(1.0 - leverage, 1e-6)
 
 
 def _cost(residual: Floats, moved: Floats, hold: Floats) -> float:

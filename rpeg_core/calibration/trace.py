@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
+from rpeg_core.calibration.accuracy import role_errors
 from rpeg_core.calibration.measurements import OperatorTime
 from rpeg_core.calibration.profile import software_sources
 from rpeg_core.calibration.refine import Errors, Refined, Terms, errors_of, predicted_s, refine
@@ -13,6 +14,7 @@ from rpeg_core.errors import TraceFileError, UsageError
 from rpeg_core.planning.plan import Plan
 from rpeg_core.report.execution import Execution
 from rpeg_core.runtime.trace import Trace
+from rpeg_core.spec.accuracy import TermError
 from rpeg_core.spec.machine import HardwareProfile
 
 __all__ = ["TraceRefinement", "observations_of", "refined_from_traces"]
@@ -107,9 +109,20 @@ def refined_from_traces(
     fitted = {f"software.{parameter.name}" for parameter in refined.parameters}
     kept = {path: text if path in fitted else hardware.sources.get(path, text) for path, text in sources.items()}
     return TraceRefinement(
-        profile=attrs.evolve(refined.profile, sources={**hardware.sources, **kept}),
+        profile=attrs.evolve(
+            refined.profile, sources={**hardware.sources, **kept}, errors=_errors(hardware, refined, observations, what)
+        ),
         refined=refined,
         operators=tuple(observations),
         before=errors_of(observations, refined.before),
         after=after,
     )
+
+
+def _errors(
+    hardware: HardwareProfile, refined: Refined, operators: Sequence[OperatorTime], what: str
+) -> tuple[TermError, ...]:
+    """Those of roles that the traces tell, and the profile's of the others."""
+    now = role_errors(refined.profile, operators, refined.left_out, f"refined from {what}")
+    told = {role for error in now for role in error.roles}
+    return (*now, *(error for error in hardware.errors if not set(error.roles) <= told))

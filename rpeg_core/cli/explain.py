@@ -26,6 +26,7 @@ def command(context: CommandContext, plan: Path, operator: str | None, with_sour
     What a choice of the structure saves and adds is said against the other choices in the same places.
     The plan is evaluated again with the installed plugins; what differs from the file is a warning.
     """
+    from rpeg_core.accuracy.spread import spread_of
     from rpeg_core.cli import planning
     from rpeg_core.planning.plan import load_plan
     from rpeg_core.planning.recheck import recheck
@@ -34,7 +35,7 @@ def command(context: CommandContext, plan: Path, operator: str | None, with_sour
 
     checked = recheck(load_plan(plan), context.registry)
     found, prediction, book = checked.plan, checked.prediction, checked.structure.book
-    names = tuple(found.assignments)
+    spread, names = spread_of(book, found.assignments, prediction), tuple(found.assignments)
     if operator is not None and operator not in names:
         raise UsageError(
             f"there is no operator {operator!r} in {plan}",
@@ -43,7 +44,7 @@ def command(context: CommandContext, plan: Path, operator: str | None, with_sour
         )
     chosen = names if operator is None else (operator,)
     if as_json:
-        document = documents.explanation(found, prediction, book, chosen)
+        document = documents.explanation(found, prediction, book, spread, chosen)
         why = [] if operator is not None else [documents.rival(rival) for rival in structure.rivals(checked)]
         ui.print_json(
             {"plan_file": str(plan), "differences": list(checked.differences), "structure_choices": why, **document}
@@ -55,12 +56,13 @@ def command(context: CommandContext, plan: Path, operator: str | None, with_sour
     if operator is None:
         for sentence in structure.reasons(checked):
             ui.print_text(f"- {sentence}")
-    planning.show_grid(tables.operator_table({name: found.assignments[name] for name in chosen}, found.prediction))
-    planning.show_grid(tables.operator_terms(book, found.assignments, tables.split_operators(prediction), chosen))
+    planning.show_grid(tables.operator_table(found, chosen))
+    planning.show_remarks(found)
+    planning.show_grid(tables.operator_terms(book, spread, chosen))
     planning.show_grid(memory_details(prediction.memory, usable, None if operator is None else chosen))
     planning.show_grid(tables.transfer_table(prediction, book, None if operator is None else chosen))
     if operator is None:
-        planning.show_grid(tables.critical_path(prediction))
+        planning.show_grid(tables.critical_path(prediction, spread))
         planning.show_grid(sources.cost_terms(book))
     if with_sources:
         planning.show_grid(sources.hardware(book))

@@ -44,7 +44,8 @@ def command(
     --seconds and --evaluations take the place of the experiment's budget; with --evaluations alone a search is
     reproducible. Ctrl-C ends the search: the best plan so
     far is written and the exit code is 130. When no plan fits the exit code is 1, and the smallest changes that
-    would make one fit are named.
+    would make one fit are named. Times are followed by their 90 % intervals, (low-high), from the errors of measured
+    runs; docs/validation.md says what they hold.
     """
     from rpeg_core.cli import planning
     from rpeg_core.errors import PlanFileError
@@ -94,7 +95,8 @@ def command(
         ui.print_json(document)
     elif not as_json:
         planning.show_heading(plan)
-        planning.show_grid(operator_table(plan.assignments, plan.prediction))
+        planning.show_grid(operator_table(plan))
+        planning.show_remarks(plan)
         planning.show_grid(summary.comparison(outcome, plan, planner.hardware.device.memory_bytes))
         planning.show_certificate(summary.certificate(outcome))
         planning.show_memory(winner.prediction, planner)

@@ -25,7 +25,7 @@ from rpeg_core.planning.remedies import Remedies, find_remedies
 from rpeg_core.planning.search import Incumbent, Progress
 from rpeg_core.planning.solve import Outcome, solve
 from rpeg_core.plugins.registry import LoadedDiagnostic, Registry
-from rpeg_core.report import documents, gantt, summary, words
+from rpeg_core.report import documents, gantt, intervals, summary, words
 from rpeg_core.report.memory import memory_overview, out_of_memory
 from rpeg_core.report.page import Grid, draw, plain, terminal_width
 from rpeg_core.settings import Override
@@ -44,6 +44,7 @@ __all__ = [
     "show_grid",
     "show_heading",
     "show_memory",
+    "show_remarks",
     "too_large",
     "writable",
 ]
@@ -186,6 +187,15 @@ def show_heading(plan: Plan, verdict: str = "") -> None:
 
         first = draw(Text(plain(first), style="bold"))
     ui.print_text(f"{first}\n{second}")
+
+
+def show_remarks(plan: Plan) -> None:
+    """What the intervals are, what has none, and where the plan extrapolates; folded on a terminal."""
+    found = intervals.remarks(plan.intervals)
+    if found:
+        ui.print_text("")
+    for remark in found:
+        ui.print_text(textwrap.fill(remark, terminal_width()) if ui.is_terminal() else remark)
 
 
 def show_grid(grid: Grid) -> None:

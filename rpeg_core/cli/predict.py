@@ -55,7 +55,7 @@ def command(
 
     From an EXPERIMENT whose `pin:` fixes every operator this needs no search; what is not pinned is searched for
     a short time. A PLAN file is evaluated again with the installed plugins, and what differs is named. The exit
-    code is 1 when the plan does not fit.
+    code is 1 when the plan does not fit. Times are followed by their 90 % intervals, (low-high).
     """
     from rpeg_core.cli import planning
     from rpeg_core.report import documents
@@ -88,7 +88,8 @@ def command(
         ui.print_json(document)
     elif not as_json:
         planning.show_heading(plan, "fits: " if fits else "does not fit: ")
-        planning.show_grid(operator_table(plan.assignments, plan.prediction))
+        planning.show_grid(operator_table(plan))
+        planning.show_remarks(plan)
         planning.show_memory(prediction, subject.planner)
         planning.show_chart(prediction)
         if output is not None:

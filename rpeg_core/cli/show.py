@@ -16,6 +16,7 @@ from rpeg_core.plugins.kinds import ALGORITHM, COST, HARDWARE, KINDS, PluginKind
 from rpeg_core.plugins.loading import LoadedRecord
 from rpeg_core.plugins.registry import Registry
 from rpeg_core.settings import describe
+from rpeg_core.spec.accuracy import TermError
 from rpeg_core.spec.machine import Tier
 
 __all__ = ["command"]
@@ -25,6 +26,7 @@ Table = tuple[Sequence[str], Sequence[Sequence[object]]]
 
 MODEL = "model"
 
+ERROR_COLUMNS = ("of", "experts", "framework named", "bias of log", "deviation of log", "rows", "source")
 ROLE_COLUMNS = ("role", "trainable", "head", "optional")
 SETTING_COLUMNS = ("name", "type", "value", "unit", "origin", "help")
 
@@ -104,6 +106,8 @@ def _one(registry: Registry, kind: PluginKind, name: str) -> _Page:
     tables: dict[str, Table] = {"settings": (SETTING_COLUMNS, _settings(loaded.record.settings))}
     if kind is ALGORITHM:
         tables = {"roles": (ROLE_COLUMNS, [attrs.astuple(role) for role in loaded.record.roles]), **tables}
+    if kind is COST and loaded.record.errors:
+        tables = {**tables, "errors": (ERROR_COLUMNS, _errors(loaded.record.errors))}
     return _Page(facts={**_identity(loaded), **_details(loaded.record)}, tables=tables)
 
 
@@ -118,12 +122,29 @@ def _identity(loaded: LoadedRecord) -> dict[str, object]:
 
 def _details(record: Any) -> dict[str, object]:
     """The fields of a record that are neither code, settings nor shown already."""
-    skipped = {"name", "summary", "settings", "roles", "run", "prepare"}
+    skipped = {"name", "summary", "settings", "roles", "run", "prepare", "errors"}
     return {
         field.name: _text(value)
         for field in attrs.fields(type(record))
         if field.name not in skipped and not callable(value := getattr(record, field.name))
     }
+
+
+def _errors(errors: Sequence[TermError]) -> list[tuple[object, ...]]:
+    """Measured errors with the conditions under which they count."""
+    words = {None: "", True: "yes", False: "no"}
+    return [
+        (
+            "step" if error.of_step else ", ".join(error.roles),
+            words[error.mixture],
+            words[error.named_framework],
+            error.log_bias,
+            error.log_std,
+            error.rows,
+            error.source,
+        )
+        for error in errors
+    ]
 
 
 def _settings(cls: type) -> list[tuple[object, ...]]:
@@ -176,7 +197,10 @@ def _hardware(loaded: LoadedRecord) -> _Page:
     rows = [(path, value, _unit(path), profile.sources.get(path)) for path, value in numbers(profile)]
     return _Page(
         facts={**_identity(loaded), "default_costs": profile.default_costs},
-        tables={"values": (("name", "value", "unit", "source"), rows)},
+        tables={
+            "values": (("name", "value", "unit", "source"), rows),
+            **({"errors": (ERROR_COLUMNS, _errors(profile.errors))} if profile.errors else {}),
+        },
     )
 
 

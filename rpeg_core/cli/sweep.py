@@ -358,6 +358,7 @@ def _sentences(analysis: Analysis) -> Iterator[str]:
 
     yield from filter(None, (report.column_sentence(analysis), report.pareto_sentence(analysis)))
     yield from report.knee_sentences(analysis)
+    yield from report.interval_sentences(analysis)
     unpriced = {row.point.hardware for row in analysis.rows if row.found and row.point.price_per_gpu_hour is None}
     if unpriced:
         names = ", ".join(sorted(unpriced))

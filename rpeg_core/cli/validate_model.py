@@ -29,6 +29,7 @@ GROUPS: tuple[tuple[str, Callable[[Result], str]], ...] = (
     ("model", lambda result: result.case.model),
 )
 GRADES = ("A", "B")
+INSIDE = "in 90% interval"
 
 
 @click.command("validate-model")
@@ -53,7 +54,8 @@ def command(
     """Replay measured runs through the cost terms that the planner uses, and say how far off they are.
 
     The columns are those of the tables in docs/validation.md; a blank means unknown and is never guessed. Rows that
-    cannot be replayed are listed with the reason. Peak memory is compared where the training table has it.
+    cannot be replayed are listed with the reason. Peak memory is compared where the training table has it. The last
+    column is the share of rows whose measured time lies in its predicted 90 % interval.
     """
     from rpeg_core.validation.cases import memory_cases, training_cases
     from rpeg_core.validation.generation import generation_cases
@@ -102,7 +104,8 @@ def _by(results: Sequence[Result], key: Callable[[Result], str]) -> dict[str, li
 
 def _cells(errors: Errors) -> list[str]:
     rank = "" if math.isnan(errors.spearman) else f"{errors.spearman:.3f}"
-    return [str(errors.count), f"{errors.mape:.1%}", f"{errors.bias:+.1%}", rank]
+    inside = "" if math.isnan(errors.inside) else f"{errors.inside:.0%}"
+    return [str(errors.count), f"{errors.mape:.1%}", f"{errors.bias:+.1%}", rank, inside]
 
 
 def _print(results: Sequence[Result], skipped: Sequence[tuple[Table, Skipped]], worst: int) -> None:
@@ -115,12 +118,12 @@ def _print(results: Sequence[Result], skipped: Sequence[tuple[Table, Skipped]], 
             graded = [result for result in members if result.case.grade == grade]
             if graded and len(graded) < len(members):
                 rows.append([kind, grade, *_cells(errors_of(graded))])
-    ui.print_table(["what", "grade", "rows", "MAPE", "bias", "Spearman"], rows)
+    ui.print_table(["what", "grade", "rows", "MAPE", "bias", "Spearman", INSIDE], rows)
     for kind, members in _kinds(results).items():
         for name, key in GROUPS:
             groups = _by(members, key)
             lines = [[kind, group, *_cells(errors_of(part))] for group, part in groups.items()]
-            ui.print_table(["what", name, "rows", "MAPE", "bias", "Spearman"], lines)
+            ui.print_table(["what", name, "rows", "MAPE", "bias", "Spearman", INSIDE], lines)
         order = sorted(members, key=_distance, reverse=True)
         lines = []
         for result in order[:worst]:
@@ -175,7 +178,8 @@ def _document(results: Sequence[Result], skipped: Sequence[tuple[Table, Skipped]
     def error(members: Sequence[Result]) -> dict[str, Any]:
         found = errors_of(members)
         rank = None if math.isnan(found.spearman) else found.spearman
-        return {"rows": found.count, "mape": found.mape, "bias": found.bias, "spearman": rank}
+        inside = None if math.isnan(found.inside) else found.inside
+        return {"rows": found.count, "mape": found.mape, "bias": found.bias, "spearman": rank, "inside": inside}
 
     kinds = {}
     for kind, members in _kinds(results).items():
@@ -198,6 +202,7 @@ def _document(results: Sequence[Result], skipped: Sequence[tuple[Table, Skipped]
                 "measured": result.case.measured,
                 "predicted": result.predicted,
                 "error": result.error,
+                "interval": None if result.interval is None else [result.interval.low, result.interval.high],
                 "terms": dict(result.terms),
             }
             for result in results

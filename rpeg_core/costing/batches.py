@@ -63,6 +63,10 @@ class Layouts:
     def __len__(self) -> int:
         return len(self.data)
 
+    def take(self, index: int) -> Layouts:
+        """One of them, as arrays of length 1."""
+        return Layouts(**{field.name: getattr(self, field.name)[index : index + 1] for field in attrs.fields(Layouts)})
+
     def layout(self, index: int) -> Layout:
         return Layout(int(self.data[index]), int(self.pipeline[index]), int(self.tensor[index]))
 

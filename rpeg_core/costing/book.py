@@ -90,7 +90,7 @@ class CostBook:
         terms: Sequence[ActiveTerm],
     ) -> None:
         self.machine, self.hardware, self.workload = machine, hardware, workload
-        self.terms = tuple(terms)
+        self.terms, self._rpeg = tuple(terms), rpeg
         if not any(active.term.target is Target.OPERATOR for active in terms):
             raise CostTermError(
                 "no cost term prices operators",
@@ -191,20 +191,30 @@ class CostBook:
             "layouts": layouts,
         }
 
-    def _seconds(self, rpeg: Rpeg, operator: Operator, layouts: Layouts, phase: LengthPhase | None) -> TermValues:
-        generates = operator.role is Role.GENERATION
-        share = 1.0 if phase is None or generates else phase.finishing
+    def batches(self, operator: str, column: int) -> tuple[OperatorBatch, ...]:
+        """An unsplit operator as cost terms see it at one of its layouts, a batch for each of its models."""
+        found, layouts = self._rpeg.operator(operator), self.operators[operator].layouts.take(column)
+        models = self._rpeg.models_of(operator) or (None,)
+        return tuple(self._batch(found, model, layouts, None, None) for model in models)
 
+    def _seconds(self, rpeg: Rpeg, operator: Operator, layouts: Layouts, phase: LengthPhase | None) -> TermValues:
         def batch(settings: Any, model: Model | None) -> OperatorBatch:
-            return OperatorBatch(
-                **self._common(operator, model, layouts),
-                settings=settings,
-                sequences=self.workload.sequences * share,
-                prefill=generates and (phase is None or phase.index == 0),
-                phases=self.workload.phases if phase is None else (phase,),
-            )
+            return self._batch(operator, model, layouts, phase, settings)
 
         return self._priced(Target.OPERATOR, batch, rpeg, operator, len(layouts))
+
+    def _batch(
+        self, operator: Operator, model: Model | None, layouts: Layouts, phase: LengthPhase | None, settings: Any
+    ) -> OperatorBatch:
+        generates = operator.role is Role.GENERATION
+        share = 1.0 if phase is None or generates else phase.finishing
+        return OperatorBatch(
+            **self._common(operator, model, layouts),
+            settings=settings,
+            sequences=self.workload.sequences * share,
+            prefill=generates and (phase is None or phase.index == 0),
+            phases=self.workload.phases if phase is None else (phase,),
+        )
 
     def _memory(self, rpeg: Rpeg, operator: Operator, layouts: Layouts) -> TermValues:
         def batch(settings: Any, model: Model | None) -> MemoryBatch:

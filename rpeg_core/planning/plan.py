@@ -1,7 +1,8 @@
 """The plan artifact ``plan.json``: what was asked, what was chosen, what is predicted, and with which plugins.
 
-``digest`` is the SHA-256 of the canonical JSON of everything but itself and ``search`` (which holds wall-clock times):
-two searches that find the same plan write the same digest, and a changed plan is refused when it is read.
+``digest`` is the SHA-256 of the canonical JSON of everything but itself, ``search`` (which holds wall-clock times) and
+``intervals`` (how sure the prediction is, which better validation changes): two searches that find the same plan write
+the same digest, and a changed plan is refused when it is read.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import attrs
 
 from rpeg_core._version import __version__
+from rpeg_core.accuracy.intervals import PlanIntervals
 from rpeg_core.errors import PlanFileError, RpegError
 from rpeg_core.ir import Rpeg, from_dict, to_dict
 from rpeg_core.passes.evaluate import EvaluationOptions, Prediction
@@ -28,9 +30,12 @@ from rpeg_core.spec.experiment import Experiment, parse_experiment
 from rpeg_core.spec.machine import DeviceSpace
 from rpeg_core.spec.workload import Workload
 
-__all__ = ["SCHEMA", "Plan", "PlanPrediction", "PluginUse", "load_plan", "summarize"]
+__all__ = ["NOT_DIGESTED", "SCHEMA", "Plan", "PlanPrediction", "PluginUse", "load_plan", "summarize"]
 
 SCHEMA = 1
+
+NOT_DIGESTED = ("search", "intervals", "digest")
+"""Parts of the document that the digest leaves out."""
 
 
 @attrs.frozen(kw_only=True)
@@ -108,6 +113,7 @@ class Plan:
         prediction: the model's word on it.
         plugins: every record used.
         search: how it was found (strategy, evaluations, seconds, baselines), free of promises.
+        intervals: how sure the prediction is; None in files of versions that did not say.
         rpeg_version: version of rpeg-core that made it.
     """
 
@@ -120,6 +126,7 @@ class Plan:
     prediction: PlanPrediction
     plugins: tuple[PluginUse, ...]
     search: Mapping[str, Any] = attrs.field(factory=dict)
+    intervals: PlanIntervals | None = None
     rpeg_version: str = __version__
 
     @property
@@ -138,13 +145,14 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """``sha256:...`` over the canonical JSON of :meth:`document` without ``search`` and ``digest``."""
+        """``sha256:...`` over the canonical JSON of :meth:`document` without :data:`NOT_DIGESTED`."""
         return _digest(self._body())
 
     def document(self) -> dict[str, Any]:
         """The JSON document."""
         body = self._body()
-        return {**body, "search": dict(self.search), "digest": _digest(body)}
+        intervals = {} if self.intervals is None else {"intervals": self.intervals.document()}
+        return {**body, **intervals, "search": dict(self.search), "digest": _digest(body)}
 
     def save(self, path: Path | str) -> None:
         """Write ``plan.json``.
@@ -211,7 +219,7 @@ def load_plan(path: Path | str) -> Plan:
             facts=[f"allowed: {SCHEMA}"],
             hint="make the plan again with `rpeg plan`",
         )
-    body = {key: value for key, value in document.items() if key not in ("search", "digest")}
+    body = {key: value for key, value in document.items() if key not in NOT_DIGESTED}
     if document.get("digest") != _digest(body):
         raise PlanFileError(
             f"{path} was changed after it was written",
@@ -265,6 +273,7 @@ def _plan(document: Mapping[str, Any]) -> Plan:
         ),
         plugins=tuple(PluginUse(**use) for use in document["plugins"]),
         search=document.get("search", {}),
+        intervals=PlanIntervals.read(document["intervals"]) if "intervals" in document else None,
         rpeg_version=document["rpeg_version"],
     )
 

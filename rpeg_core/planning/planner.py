@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from rpeg_core.accuracy.intervals import plan_intervals
 from rpeg_core.costing.book import ActiveTerm
 from rpeg_core.errors import ExperimentError, UnknownKeyError, UsageError, suggest
 from rpeg_core.ir import Role, Rpeg, to_text
@@ -205,7 +206,7 @@ class Planner:
         strategy: str | None = None,
     ) -> Plan:
         """The artifact of one configuration; ``strategy`` is who found it, None when nobody searched."""
-        uses = list(self._uses)
+        uses, prediction = list(self._uses), problem.predict(assignments)
         if strategy is not None:
             uses.append(_use("search", self._registry.get("search", strategy)))
         return Plan(
@@ -215,9 +216,10 @@ class Planner:
             assignments=dict(assignments),
             machine=self.machine,
             options=self.options,
-            prediction=summarize(problem.predict(assignments), self.options, self.hardware.device.memory_bytes),
+            prediction=summarize(prediction, self.options, self.hardware.device.memory_bytes),
             plugins=tuple(dict.fromkeys(uses)),
             search=dict(search),
+            intervals=plan_intervals(problem.book, assignments, prediction),
         )
 
     def _with_overrides(self) -> Experiment:

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
+from rpeg_core.accuracy.intervals import PlanIntervals, plan_intervals
 from rpeg_core.errors import ExperimentError
 from rpeg_core.passes.evaluate import Prediction
 from rpeg_core.planning.assignment import ExecutionPlan
@@ -74,6 +75,7 @@ class Found:
         steps: K_eval, of the prediction's makespan.
         gap: how far below the best possible plan under the model it is at most, None without a bound.
         limit: what keeps plans from being faster, in words.
+        intervals: how sure the prediction is.
         plan_of_gpus: GPUs of the smaller cluster whose plan this is, None when the point's own search found it.
     """
 
@@ -83,6 +85,7 @@ class Found:
     steps: int
     gap: float | None
     limit: str
+    intervals: PlanIntervals
     plan_of_gpus: int | None = None
 
     @property
@@ -242,13 +245,15 @@ def found(point: Point, outcome: Outcome, earlier: Sequence[Row]) -> Found | Non
     own = None
     if outcome.winner is not None:
         structure = outcome.structure(outcome.winner)
+        assignments = structure.plan(outcome.winner.solution.choice)
         own = Found(
             structure=structure.structure,
-            assignments=structure.plan(outcome.winner.solution.choice),
+            assignments=assignments,
             prediction=outcome.winner.prediction,
             steps=outcome.problem.options.steps,
             gap=outcome.gap,
             limit=outcome.limit,
+            intervals=plan_intervals(structure.book, assignments, outcome.winner.prediction),
         )
     if outcome.problem.objective.kind != "throughput":
         return own
@@ -273,6 +278,7 @@ def _taken_over(row: Row, problem: Problem) -> Found | None:
         prediction=prediction,
         gap=gap(reached, bound),
         limit=bound.reason,
+        intervals=plan_intervals(structure.book, plan.assignments, prediction),
         plan_of_gpus=plan.plan_of_gpus or row.point.gpus,
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from rpeg_core.accuracy.spread import Spread
 from rpeg_core.costing.book import CostBook
 from rpeg_core.costing.memory import DeviceMemory
 from rpeg_core.passes.evaluate import Prediction
@@ -55,6 +56,7 @@ def rival(rival: Rival) -> dict[str, Any]:
         "other": rival.other,
         "step_s": rival.own_step_s,
         "other_step_s": rival.step_s,
+        "ratio_interval": None if rival.ratio is None else [rival.ratio.low, rival.ratio.high],
         "gpus": str(gpus),
         "peak_bytes": own_bytes,
         "other_peak_bytes": other_bytes,
@@ -92,7 +94,9 @@ def diagnostics(found: Sequence[LoadedDiagnostic]) -> list[dict[str, Any]]:
     ]
 
 
-def explanation(plan: Plan, prediction: Prediction, book: CostBook, operators: Sequence[str]) -> dict[str, Any]:
+def explanation(
+    plan: Plan, prediction: Prediction, book: CostBook, spread: Spread, operators: Sequence[str]
+) -> dict[str, Any]:
     """Everything that ``rpeg explain`` shows, of the given operators."""
     critical = dict(zip((op.name for op in plan.rpeg.operators), critical_seconds(prediction).tolist(), strict=True))
     return {
@@ -102,6 +106,10 @@ def explanation(plan: Plan, prediction: Prediction, book: CostBook, operators: S
             name: {
                 "assignment": plan.document()["plan"][name],
                 "seconds": _terms(book, plan.assignments, name, split=name in split_operators(prediction)),
+                "seconds_interval": {
+                    term: None if timed.interval is None else [timed.interval.low, timed.interval.high]
+                    for term, timed in spread.terms[name].items()
+                },
                 "critical_path_s": critical[name],
             }
             for name in operators
@@ -123,6 +131,7 @@ def explanation(plan: Plan, prediction: Prediction, book: CostBook, operators: S
             if node.operator in operators
         ],
         "makespan_s": prediction.evaluation.makespan_s,
+        "intervals": None if plan.intervals is None else plan.intervals.document(),
         "cost_terms": [{"name": a.term.name, "distribution": a.distribution, "version": a.version} for a in book.terms],
         "hardware_sources": dict(book.hardware.sources),
     }

@@ -14,8 +14,9 @@ from typing import Any
 
 import attrs
 
+from rpeg_core.accuracy.draws import CONFIDENCE
 from rpeg_core.planning.plan import Plan
-from rpeg_core.report import words
+from rpeg_core.report import intervals, words
 from rpeg_core.report.page import Column, Grid
 from rpeg_core.runtime.trace import Trace
 
@@ -121,13 +122,19 @@ def comparison(execution: Execution) -> Grid:
     predicted = plan.prediction
     ratio = execution.step_s / predicted.step_s
     first = execution.warm_up
+    sure = plan.intervals
     rows = [
-        ("predicted", words.seconds(predicted.step_s), words.tokens_per_s(predicted.tokens_per_s), ""),
+        (
+            "predicted",
+            intervals.seconds(predicted.step_s, sure and sure.step_s),
+            intervals.tokens_per_s(predicted.tokens_per_s, sure and sure.tokens_per_s),
+            "" if sure is None or sure.step_s is None else f"({words.percent(CONFIDENCE)} interval)",
+        ),
         (
             "executed",
             words.seconds(execution.step_s),
             words.tokens_per_s(execution.tokens_per_s),
-            execution.basis,
+            ", ".join([execution.basis, *_verdict(execution)]),
         ),
         ("executed / predicted", words.times(ratio), words.times(1 / ratio), ""),
     ]
@@ -146,10 +153,18 @@ def comparison(execution: Execution) -> Grid:
     )
 
 
+def _verdict(execution: Execution) -> list[str]:
+    """Whether the interval held; virtual time executes the prediction itself and proves nothing."""
+    sure = execution.plan.intervals
+    if sure is None or sure.step_s is None or execution.trace.header.clock == "virtual":
+        return []
+    return ["inside the interval" if sure.step_s.holds(execution.step_s) else "outside the interval"]
+
+
 def operators(execution: Execution) -> Grid:
     """Where the time of a typical step goes, by operator."""
-    plan, trace = execution.plan, execution.trace
-    rows = []
+    plan, trace, rows = execution.plan, execution.trace, []
+    sure = {} if plan.intervals is None else plan.intervals.operator_s
     for name, (run, _) in trace.busy_s().items():
         measured, moved = execution.operator_s(name)
         predicted = sum(plan.prediction.operator_s[name])
@@ -158,7 +173,7 @@ def operators(execution: Execution) -> Grid:
                 name,
                 str(plan.assignments[name].allocation),
                 words.seconds(measured),
-                words.seconds(predicted),
+                intervals.seconds(predicted, sure.get(name)),
                 words.times(measured / predicted) if predicted else "",
                 words.seconds(moved),
                 words.percent(run / trace.makespan_s),
@@ -185,6 +200,7 @@ def document(plan: Plan, trace: Trace, execution: Execution | None) -> dict[str,
         "step_s": None if execution is None else execution.step_s,
         "first_step_s": None if first is None else first.seconds,
         "predicted_step_s": plan.prediction.step_s,
+        "intervals": None if plan.intervals is None else plan.intervals.document(),
         "tokens_per_s": None if execution is None else execution.tokens_per_s,
         "predicted_tokens_per_s": plan.prediction.tokens_per_s,
         "operators": {},

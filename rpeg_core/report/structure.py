@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 import attrs
 
+from rpeg_core.accuracy.draws import CONFIDENCE, Interval
+from rpeg_core.accuracy.spread import spread_of
 from rpeg_core.errors import RpegError
 from rpeg_core.ir import Rpeg
 from rpeg_core.passes.evaluate import Prediction
@@ -40,6 +42,7 @@ class Rival:
         prediction: the rival's.
         own: the plan's.
         usable_bytes: what a plan may use of a GPU.
+        ratio: interval of the rival's step over the plan's; the errors that both share cancel out.
     """
 
     chosen: str
@@ -48,6 +51,7 @@ class Rival:
     prediction: Prediction
     own: Prediction
     usable_bytes: float
+    ratio: Interval | None = None
 
     @property
     def step_s(self) -> float:
@@ -85,11 +89,11 @@ class Rival:
         elif saved > 0:
             time = (
                 f"{self.chosen} saves {words.seconds(saved)} of {words.seconds(self.step_s)} a step "
-                f"({words.times(factor)}) against {self.other}"
+                f"({self._factor(factor)}) against {self.other}"
             )
         else:
             time = (
-                f"{self.chosen} costs {words.seconds(-saved)} a step ({words.times(factor)}) against {self.other} "
+                f"{self.chosen} costs {words.seconds(-saved)} a step ({self._factor(factor)}) against {self.other} "
                 "in these places"
             )
         gpus, before, after = self.most_added
@@ -100,6 +104,11 @@ class Rival:
         memory = "needs no other memory" if after == before else change
         return f"{time}; it {memory}" + ("" if self.fits else f", and {self.other} would not fit")
 
+    def _factor(self, factor: float) -> str:
+        if self.ratio is None:
+            return words.times(factor)
+        return f"{words.times(factor)}, {words.percent(CONFIDENCE)} interval {self.ratio.low:.2f}-{self.ratio.high:.2f}"
+
 
 def reasons(checked: Recheck) -> tuple[str, ...]:
     """A sentence for each choice that could have been another one."""
@@ -109,6 +118,7 @@ def reasons(checked: Recheck) -> tuple[str, ...]:
 def rivals(checked: Recheck) -> Iterator[Rival]:
     """The structures next to the plan's: those that the experiment allows, and the plain ones."""
     plan, planner = checked.plan, checked.planner
+    own = spread_of(checked.structure.book, plan.assignments, checked.prediction)
     for chosen, other, structure in _neighbours(plan, planner.structures()):
         try:
             graph = planner.graph(structure)
@@ -116,7 +126,8 @@ def rivals(checked: Recheck) -> Iterator[Rival]:
             if places is None:
                 continue
             trial = attrs.evolve(plan, structure=structure, rpeg=graph, assignments=places)
-            prediction = planner.structure_problem(trial).predict(places)
+            problem = planner.structure_problem(trial)
+            prediction = problem.predict(places)
         except RpegError:  # of a structure that these models do not have, or that is not legal in these places
             continue
         yield Rival(
@@ -126,6 +137,7 @@ def rivals(checked: Recheck) -> Iterator[Rival]:
             prediction=prediction,
             own=checked.prediction,
             usable_bytes=plan.prediction.usable_bytes,
+            ratio=own.ratio(spread_of(problem.book, places, prediction)),
         )
 
 

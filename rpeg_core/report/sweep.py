@@ -9,9 +9,10 @@ from typing import Any
 
 import attrs
 
+from rpeg_core.accuracy.draws import CONFIDENCE
 from rpeg_core.planning.structures import STRUCTURAL_OPTIONS, Structure
 from rpeg_core.planning.sweep import Point, Row
-from rpeg_core.report import words
+from rpeg_core.report import intervals, words
 from rpeg_core.report.page import Column, Grid, Grouping
 from rpeg_core.report.pareto import frontier, knee
 
@@ -23,6 +24,7 @@ __all__ = [
     "column_sentence",
     "csv_text",
     "documents",
+    "interval_sentences",
     "knee_sentences",
     "label",
     "pareto_sentence",
@@ -225,6 +227,36 @@ def column_sentence(analysis: Analysis) -> str | None:
     return f"{gap}memory: peak of the fullest GPU"
 
 
+def interval_sentences(analysis: Analysis) -> list[str]:
+    """How sure the times are, as a share of them, what has no interval, and which points extrapolate.
+
+    Points share their errors: they are told once, and rows have no intervals that would be compared with each other.
+    """
+    found: dict[str, list[str]] = {}
+    axes = [name for name in AXES if name in analysis.axes]
+    with_plan = [row for row in analysis.rows if row.found is not None]
+    for row in with_plan:
+        for remark in intervals.remarks(row.found.intervals, explained=False):
+            found.setdefault(remark, []).append(label(row.point, axes))
+    shares = [
+        (step.low / row.found.step_s, step.high / row.found.step_s)
+        for row in with_plan
+        for step in [row.found.intervals.step_s]
+        if step is not None
+    ]
+    sentences = []
+    if shares:
+        low, high = min(low for low, _ in shares), max(high for _, high in shares)
+        sentences.append(
+            f"step: {words.percent(CONFIDENCE)} interval {words.times(low)} to {words.times(high)} of the time that is "
+            "predicted, from the errors of measured runs (docs/validation.md); points share them and are surer beside "
+            "each other"
+        )
+    return sentences + [
+        text if len(at) == len(with_plan) else f"{words.listing(at)}: {text}" for text, at in found.items()
+    ]
+
+
 def pareto_sentence(analysis: Analysis) -> str | None:
     """What the mark means; None when no row bears it."""
     if not any(analysis.pareto):
@@ -284,12 +316,16 @@ def _document(row: Row, optimal: bool | None, is_knee: bool) -> dict[str, Any]:
     }
     if plan is None:
         return document
-    evaluation = plan.prediction.evaluation
+    evaluation, step, rate = plan.prediction.evaluation, plan.intervals.step_s, plan.intervals.tokens_per_s
     return {
         **document,
         "tokens_per_s": plan.tokens_per_s,
         "tokens_per_s_per_gpu": row.tokens_per_s_per_gpu,
+        "tokens_per_s_low": rate and rate.low,
+        "tokens_per_s_high": rate and rate.high,
         "step_s": plan.step_s,
+        "step_s_low": step and step.low,
+        "step_s_high": step and step.high,
         "usd_per_million_tokens": row.usd_per_million_tokens,
         "usd_per_step": row.usd_per_step,
         "structure": str(plan.structure),

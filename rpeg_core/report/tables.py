@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rpeg_core.accuracy.draws import Interval
+from rpeg_core.accuracy.spread import Spread
 from rpeg_core.costing.book import CostBook
 from rpeg_core.passes.evaluate import Prediction
 from rpeg_core.passes.lower import Node, NodeKind
-from rpeg_core.planning.assignment import ExecutionPlan
-from rpeg_core.planning.plan import PlanPrediction
+from rpeg_core.planning.plan import Plan
 from rpeg_core.planning.problem import critical_seconds
-from rpeg_core.report import words
+from rpeg_core.report import intervals, words
 from rpeg_core.report.page import Column, Grid, Grouping
 
 __all__ = ["critical_path", "operator_table", "operator_terms", "split_operators", "steady_step", "transfer_table"]
@@ -18,10 +19,12 @@ __all__ = ["critical_path", "operator_table", "operator_terms", "split_operators
 BAR_CELLS = 16
 
 
-def operator_table(assignments: ExecutionPlan, prediction: PlanPrediction) -> Grid:
-    """Operator -> GPUs, degrees, microbatches, time."""
-    rows = []
-    for name, assignment in assignments.items():
+def operator_table(plan: Plan, operators: Sequence[str] | None = None) -> Grid:
+    """Operator -> GPUs, degrees, microbatches, time with its interval; None: of all operators."""
+    prediction, rows = plan.prediction, []
+    sure = {} if plan.intervals is None else plan.intervals.operator_s
+    for name in plan.assignments if operators is None else operators:
+        assignment = plan.assignments[name]
         layout, phases = assignment.layout, prediction.operator_s[name]
         degrees = (layout.data, layout.pipeline, layout.tensor, assignment.microbatches)
         rows.append(
@@ -29,7 +32,7 @@ def operator_table(assignments: ExecutionPlan, prediction: PlanPrediction) -> Gr
                 name,
                 str(assignment.allocation),
                 *(str(degree) for degree in degrees),
-                words.seconds(sum(phases)),
+                intervals.seconds(sum(phases), sure.get(name)),
                 " + ".join(map(words.seconds, phases)) if len(phases) > 1 else "",
             )
         )
@@ -49,24 +52,18 @@ def operator_table(assignments: ExecutionPlan, prediction: PlanPrediction) -> Gr
     return Grid(title="plan", columns=columns, rows=tuple(rows))
 
 
-def operator_terms(book: CostBook, assignments: ExecutionPlan, phases: Sequence[str], operators: Sequence[str]) -> Grid:
-    """Seconds of each operator by cost term; ``phases`` are the operators that are split into length phases."""
+def operator_terms(book: CostBook, spread: Spread, operators: Sequence[str]) -> Grid:
+    """Seconds of each operator in a step by cost term, each with the interval of its own error."""
     rows, styles = [], []
+    quantity = {active.term.name: active.term.quantity for active in book.terms}
     for name in operators:
-        costs = book.operators[name]
-        row = book.row(assignments[name], name)
-        tables = costs.phases if name in phases else (costs.whole,)
-        terms = [
-            (term, float(sum(table.values[i, row] for table in tables))) for i, term in enumerate(costs.whole.terms)
-        ]
-        total = sum(value for _, value in terms)
+        total = spread.operators[name]
         styles.append((len(rows), "bold"))
-        rows.append((name, "total", words.seconds(total), "", "", ""))
-        for term, value in sorted(terms, key=lambda item: -item[1]):
-            if value > 0:
-                share = value / total
-                bar = words.bar(share, BAR_CELLS)
-                rows.append((name, term.quantity, words.seconds(value), words.percent(share), bar, term.name))
+        rows.append((name, "total", intervals.seconds(total.seconds, total.interval), "", "", ""))
+        for term, timed in sorted(spread.terms[name].items(), key=lambda item: -item[1].seconds):
+            share = timed.seconds / total.seconds
+            time = intervals.seconds(timed.seconds, timed.interval)
+            rows.append((name, quantity[term], time, words.percent(share), words.bar(share, BAR_CELLS), term))
     return Grid(
         title="time of one step, by term",
         columns=(
@@ -131,9 +128,14 @@ def transfer_table(prediction: Prediction, book: CostBook, operators: Sequence[s
     )
 
 
-def critical_path(prediction: Prediction) -> Grid:
-    """What the makespan consists of: seconds of each operator on the critical path, the rest is transfers."""
-    makespan = prediction.evaluation.makespan_s
+def critical_path(prediction: Prediction, spread: Spread) -> Grid:
+    """What the makespan consists of: seconds of each operator on the critical path, the rest is transfers.
+
+    The path is the predicted one; where times turn out otherwise another one may be critical, and the interval of the
+    makespan counts that in.
+    """
+    makespan, steps, step = prediction.evaluation.makespan_s, prediction.graph.steps, spread.step.interval
+    whole = step and Interval(steps * step.low, steps * step.high)
     values = critical_seconds(prediction)
     parts = [(op.name, float(s)) for op, s in zip(prediction.graph.rpeg.operators, values, strict=True)]
     parts.append(("transfers", max(0.0, makespan - sum(value for _, value in parts))))
@@ -148,7 +150,7 @@ def critical_path(prediction: Prediction) -> Grid:
         if value > 1e-9 * makespan
     )
     return Grid(
-        title=f"critical path of {words.plural(prediction.graph.steps, 'step')}, {words.seconds(makespan)}",
+        title=f"critical path of {words.plural(steps, 'step')}, {intervals.seconds(makespan, whole)}",
         columns=(
             Column("operator"),
             Column("time", right=True),

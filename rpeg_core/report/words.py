@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 __all__ = [
     "bar",
@@ -13,9 +14,11 @@ __all__ = [
     "percent",
     "plural",
     "seconds",
+    "seconds_within",
     "size",
     "times",
     "tokens_per_s",
+    "tokens_per_s_within",
 ]
 
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
@@ -28,6 +31,32 @@ def seconds(value: float) -> str:
         if value >= unit * 0.9995:
             return f"{_three(value / unit)} {name}"
     return "0 s" if value == 0 else f"{_three(value / 1e-6)} µs"
+
+
+def seconds_within(value: float, low: float, high: float) -> str:
+    """``3.99 s (3.5-4.6)``: a time and its interval in the same unit; two digits, rounded outwards."""
+    text = seconds(value)
+    unit = next((size for size, name in _TIMES if text.endswith(f" {name}")), 1.0)
+    return f"{text} {_within(low / unit, high / unit)}"
+
+
+def tokens_per_s_within(value: float, low: float, high: float) -> str:
+    """``84,662 tok/s (46,000-85,000)``."""
+    return f"{tokens_per_s(value)} {_within(low, high)}"
+
+
+def _within(low: float, high: float) -> str:
+    return f"({_two(low, math.floor)}-{_two(high, math.ceil)})"
+
+
+def _two(value: float, rounded: Callable[[float], int]) -> str:
+    """Two significant digits."""
+    if value <= 0:
+        return "0"
+    digits = 1 - math.floor(math.log10(value))
+    scaled = rounded(round(value * 10.0**digits, 6))  # what is a whole number but for the last bit stays one
+    whole = scaled / 10.0**digits
+    return f"{whole:,.0f}" if digits <= 0 else f"{whole:.{digits}f}"
 
 
 def duration(value: float) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 import attrs
 
 from rpeg_core.errors import ExperimentError
+from rpeg_core.spec.accuracy import TermError
 from rpeg_core.spec.software import Software
 
 __all__ = [
@@ -206,6 +207,10 @@ class HardwareProfile:
         sources: for every numeric field (dotted path) where the number comes from; complete by contract.
         price_per_gpu_hour: in US dollars when a source is known, else None.
         software: what the software that executes plans costs, for a profile that ``rpeg calibrate`` wrote.
+        errors: how wrong operators priced with this profile were where they were measured, by role; they take the
+            place of the cost terms' own errors, which other machines gave.
+
+            .. versionadded:: 0.1
     """
 
     name: str
@@ -222,6 +227,7 @@ class HardwareProfile:
     sources: Mapping[str, str] = attrs.field(factory=dict)
     price_per_gpu_hour: float | None = None
     software: Software | None = None
+    errors: tuple[TermError, ...] = ()
 
 
 @attrs.frozen(kw_only=True)

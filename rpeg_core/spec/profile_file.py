@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 
 from rpeg_core.errors import ExperimentError, OutputError
+from rpeg_core.spec.accuracy import TermError
 from rpeg_core.spec.machine import Device, HardwareProfile, LinkTier, Tier
 from rpeg_core.spec.sections import read_yaml
 
@@ -32,8 +33,15 @@ def profile_document(profile: HardwareProfile, calibration: Mapping[str, Any] | 
     values["tiers"] = dict(zip((tier.name.lower() for tier in Tier), values["tiers"], strict=True))
     values["default_costs"] = list(profile.default_costs)
     values["sources"] = dict(sorted(profile.sources.items()))
+    values["errors"] = [_error_document(error) for error in profile.errors]
     found = {"schema": SCHEMA, **values}
     return found if calibration is None else {**found, "calibration": dict(calibration)}
+
+
+def _error_document(error: TermError) -> dict[str, Any]:
+    values = attrs.asdict(error, filter=lambda _, value: value is not None)
+    ranges = {name: list(pair) for name, pair in error.ranges.items()}
+    return {**values, "ranges": ranges, "hardware": list(error.hardware), "roles": list(error.roles)}
 
 
 def write_profile(path: Path, profile: HardwareProfile, calibration: Mapping[str, Any] | None = None) -> None:
@@ -97,6 +105,7 @@ def _structured(values: Mapping[str, Any]) -> HardwareProfile:
     converter = cattrs.Converter(forbid_extra_keys=True)
     converter.register_structure_hook(float, _number)
     converter.register_structure_hook(int, _whole)
+    converter.register_structure_hook(bool, _flag)
     converter.register_structure_hook(str, _text)
     converter.register_structure_hook_func(
         lambda kind: kind == tuple[LinkTier, LinkTier, LinkTier], lambda value, _: _tiers(value, converter)
@@ -130,6 +139,12 @@ def _number(value: Any, _: Any) -> float:
 def _whole(value: Any, _: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{value!r} is not a whole number")
+    return value
+
+
+def _flag(value: Any, _: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is not true or false")
     return value
 
 

@@ -7,7 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 import numpy as np
 
-from rpeg_core.costing.batches import MemoryBatch, OperatorBatch
+from rpeg_core.accuracy.draws import DRAWS, Interval
+from rpeg_core.accuracy.selection import error_of_step, error_of_term
+from rpeg_core.accuracy.spread import Timed, factors
+from rpeg_core.costing.batches import Floats, MemoryBatch, OperatorBatch
 from rpeg_core.errors import CostTermError
 from rpeg_core.plugins.registry import Registry
 from rpeg_core.records import CostTerm, Target
@@ -23,10 +26,12 @@ class Result:
     Attributes:
         case: the run.
         terms: predicted seconds (bytes for memory) by the quantity of the term, largest first.
+        interval: of the seconds, None for memory and where too much was never validated.
     """
 
     case: Case
     terms: Mapping[str, float]
+    interval: Interval | None = None
 
     @property
     def predicted(self) -> float:
@@ -47,12 +52,16 @@ class Result:
 
 @attrs.frozen(kw_only=True)
 class Errors:
-    """Errors of a group of results: mean absolute and mean signed relative error, rank correlation (nan below 3)."""
+    """Errors of a group of results: mean absolute and mean signed relative error, rank correlation (nan below 3).
+
+    ``inside`` is the share of measurements that lie in their intervals, nan where no result has one.
+    """
 
     count: int
     mape: float
     bias: float
     spearman: float
+    inside: float
 
 
 def operator_terms(registry: Registry, names: Sequence[str]) -> tuple[tuple[CostTerm, object], ...]:
@@ -74,21 +83,65 @@ def _priced(case: Case, terms: Sequence[tuple[CostTerm, object]]) -> Result:
     active = [(term, settings) for term, settings in terms if term.target is target]
     parts = [_part(case, batch, times, active) for batch, times in case.batches()]
     if case.apart:
-        beside = max((parts[:1], parts[1:]), key=lambda group: sum(sum(part.values()) for part in group))
+        beside = max((parts[:1], parts[1:]), key=lambda group: sum(part.seconds for part in group))
         parts = list(beside)
     found: dict[str, float] = {}
-    for part in (*parts, dict(case.overheads)):
+    for part in (*(part.quantities for part in parts), dict(case.overheads)):
         for name, value in part.items():
             found[name] = found.get(name, 0.0) + value
     if sum(found.values()) <= 0:
         raise CostTermError(f"no cost term prices {case.id}", hint="name a cost model, e.g. --costs analytical")
-    return Result(case=case, terms=dict(sorted(found.items(), key=lambda item: (-item[1], item[0]))))
+    timed = _sum(parts, dict(case.overheads))
+    if case.kind == "rl-step":
+        timed = _of_step(case, timed, [term for term, _ in active])
+    return Result(
+        case=case,
+        terms=dict(sorted(found.items(), key=lambda item: (-item[1], item[0]))),
+        interval=None if target is Target.MEMORY else timed.interval,
+    )
+
+
+@attrs.frozen(eq=False)
+class _Part:
+    """One batch: values by quantity, draws of their sum, and the seconds of terms that were never validated."""
+
+    quantities: dict[str, float]
+    draws: Floats
+    unknown: dict[str, float]
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.quantities.values())
+
+
+def _sum(parts: Sequence[_Part], overheads: Mapping[str, float]) -> Timed:
+    """The parts one after the other; overheads are facts of the row."""
+    fixed = sum(overheads.values())
+    seconds, draws = fixed + sum(part.seconds for part in parts), np.full(DRAWS, fixed)
+    unknown: dict[str, float] = {}
+    for part in parts:
+        draws = draws + part.draws
+        for name, value in part.unknown.items():
+            unknown[name] = unknown.get(name, 0.0) + value / seconds
+    return Timed(seconds=seconds, draws=draws, unknown=unknown)
+
+
+def _of_step(case: Case, timed: Timed, terms: Sequence[CostTerm]) -> Timed:
+    """With the errors that whole steps have beyond their operators."""
+    setup, draws = case.setup, timed.draws
+    for chosen in error_of_step(
+        terms, setup.hardware, mixture=setup.model.moe is not None, named=setup.execution.framework != ""
+    ):
+        draws = draws * factors(chosen)
+    return attrs.evolve(timed, draws=draws)
 
 
 def _part(
     case: Case, batch: OperatorBatch | MemoryBatch, times: float, terms: Sequence[tuple[CostTerm, object]]
-) -> dict[str, float]:
+) -> _Part:
     found: dict[str, float] = {}
+    unknown: dict[str, float] = {}
+    draws = np.zeros(DRAWS)
     for term, settings in terms:
         if term.quantity in case.without:
             continue
@@ -100,13 +153,20 @@ def _part(
                 f"cost term {term.name!r} failed for {case.id}", facts=[f"{type(error).__name__}: {error}"]
             ) from error
         found[term.quantity] = found.get(term.quantity, 0.0) + times * value
-    return found
+        if isinstance(batch, OperatorBatch) and value > 0:
+            chosen = error_of_term(term, batch)
+            draws = draws + times * value * factors(chosen)
+            if chosen is None:
+                unknown[term.name] = times * value
+    return _Part(found, draws, unknown)
 
 
 def errors_of(results: Sequence[Result]) -> Errors:
     """The errors of a group; it has at least one result."""
     relative = np.array([result.error for result in results])
+    held = [result.interval.holds(result.case.measured) for result in results if result.interval is not None]
     return Errors(
+        inside=float(np.mean(held)) if held else float("nan"),
         count=len(results),
         mape=float(np.mean(np.abs(relative))),
         bias=float(np.mean(relative)),

@@ -271,10 +271,11 @@ def test_check_prints_every_check_and_ends_with_3_when_one_failed(installed: Any
         ["hardware:x1", "quantities", "passed"],
         ["hardware:x1", "tiers", "passed"],
         ["hardware:x1", "default-costs", "passed"],
+        ["hardware:x1", "errors", "passed"],
     ]
     assert found[1][3] == "import-failed: ModuleNotFoundError: No module named 'nowhere_to_be_found'"
     assert "gpus_per_node has no source" in found[4][3]
-    assert "2 of 7 checks failed" in done.stderr
+    assert "2 of 8 checks failed" in done.stderr
 
 
 @pytest.mark.parametrize("target", ["rpeg-plugin-x1", "hardware:x1-80gb", "hardware:x1"])

@@ -73,3 +73,37 @@ def test_one_operator(rpeg, plan) -> None:
     assert [row[0] for row in ran.table("plan")[1:]] == ["critic_training"]
     assert {row[0] for row in ran.table("time of one step, by term")[1:]} == {"critic_training"}
     assert "cost terms" not in ran.out
+
+
+def test_every_time_has_an_interval_that_holds_it(rpeg, plan) -> None:
+    document = json.loads(rpeg("explain", "plan.json", "--json").out)
+    made = load_plan("plan.json")
+    assert document["intervals"] == made.intervals.document()
+    step = made.intervals.step_s
+    assert step.low <= made.prediction.step_s < step.high
+    tokens = made.workload.tokens_per_step
+    assert document["intervals"]["tokens_per_s"] == [tokens / step.high, tokens / step.low]
+    for name, operator in document["operators"].items():
+        low, high = document["intervals"]["operator_s"][name]
+        assert low < sum(made.prediction.operator_s[name]) < high
+        for term, (term_low, term_high) in operator["seconds_interval"].items():
+            assert term_low <= operator["seconds"][term] <= term_high
+
+
+def test_the_text_names_what_was_not_measured(rpeg, plan) -> None:
+    """GH200 is in no table of measured runs, and 1,536 tokens are shorter than any measured training sequence."""
+    out = rpeg("explain", "plan.json").out
+    assert "(a-b): 90% interval, from the errors of measured runs (docs/validation.md)" in out
+    assert "extrapolates: generation on gh200, measured on a100-80gb" in out
+    assert "at 1,536 tokens per sequence, measured 2,048 to 65,536" in out
+
+
+def test_terms_that_declare_no_error_leave_no_interval(rpeg, experiment) -> None:
+    made = rpeg("plan", experiment(costs=["paper"]), "--evaluations", 200, "--json")
+    intervals = json.loads(made.out)["plan"]["intervals"]
+    assert intervals["step_s"] is None
+    assert set(intervals["operator_s"].values()) == {None}
+    assert "paper.gemm" in intervals["never_validated"]["actor_training"]
+    said = [line for line in rpeg("explain", "plan.json").out.splitlines() if line.startswith("no interval of ")]
+    assert "the step" in said[0]
+    assert "term paper.gemm" in said[0]

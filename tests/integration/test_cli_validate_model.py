@@ -80,12 +80,24 @@ def test_the_picture_is_drawn(document):
     assert "training-16bit" in text
 
 
+@pytest.mark.parametrize(
+    "kind", ["training-16bit", "training-8bit", "training-moe", "generation-tpot", "generation-static", "rl-step"]
+)
+def test_intervals_hold_nine_rows_of_ten(document, kind):
+    """These rows are those that the errors come from; held-out rows are in test_error_derivation.py."""
+    rows = [row for row in document[0]["rows"] if row["kind"] == kind]
+    inside = [row["interval"][0] <= row["measured"] <= row["interval"][1] for row in rows]
+    assert all(row["interval"][0] <= row["predicted"] <= row["interval"][1] for row in rows)
+    assert document[0]["kinds"][kind]["all"]["inside"] == pytest.approx(sum(inside) / len(inside))
+    assert sum(inside) / len(inside) >= 0.9
+
+
 def test_text_has_groups_worst_rows_and_skipped_rows(capsys):
     code, out = run(capsys, "--rl", "rl_step.csv", "--worst", "2")
     assert code == ExitCode.DONE
     lines = [line.split("\t") for line in out.out.splitlines()]
-    assert ["what", "grade", "rows", "MAPE", "bias", "Spearman"] in lines
-    assert ["what", "GPU", "rows", "MAPE", "bias", "Spearman"] in lines
+    assert ["what", "grade", "rows", "MAPE", "bias", "Spearman", "in 90% interval"] in lines
+    assert ["what", "GPU", "rows", "MAPE", "bias", "Spearman", "in 90% interval"] in lines
     assert sum(line[0] == "rl-step" and line[1].startswith("R0") for line in lines) == 2
     assert any(line[0] == "rl_step.csv" and "is not known" in line[3] for line in lines)
 

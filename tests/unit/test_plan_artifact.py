@@ -9,9 +9,11 @@ from pathlib import Path
 import attrs
 import pytest
 
+from rpeg_core.accuracy.draws import Interval
+from rpeg_core.accuracy.intervals import plan_intervals
 from rpeg_core.errors import PlanFileError
 from rpeg_core.passes.evaluate import EvaluationOptions
-from rpeg_core.planning.plan import Plan, PluginUse, load_plan, summarize
+from rpeg_core.planning.plan import NOT_DIGESTED, Plan, PluginUse, load_plan, summarize
 from rpeg_core.planning.problem import build_structure
 from rpeg_core.planning.structures import Structure
 from rpeg_core.spec.experiment import parse_experiment
@@ -92,6 +94,7 @@ def plan() -> Plan:
         prediction=summarize(structure.predict(assignments), OPTIONS, 1000),
         plugins=(PluginUse(kind="cost", name="toy.seconds", distribution="toys", version="1"),),
         search={"strategy": "greedy", "seconds": 1.25},
+        intervals=plan_intervals(structure.book, assignments, structure.predict(assignments)),
     )
 
 
@@ -153,7 +156,7 @@ def test_any_change_in_the_file_is_noticed(plan, tmp_path) -> None:
     path = tmp_path / "plan.json"
     original = plan.document()
     for leaf in leaves(original):
-        if leaf[0] == "search":
+        if leaf[0] in ("search", "intervals"):
             continue
         document = json.loads(json.dumps(original))
         place = document
@@ -165,11 +168,29 @@ def test_any_change_in_the_file_is_noticed(plan, tmp_path) -> None:
             load_plan(path)
 
 
+def test_intervals_are_kept_beside_the_digest(plan, tmp_path) -> None:
+    """Better validation changes what a plan says of its sureness, not which plan it is."""
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    assert load_plan(path).intervals == plan.intervals
+    sure = attrs.evolve(plan, intervals=attrs.evolve(plan.intervals, step_s=Interval(1.0, 2.0)))
+    assert sure.digest == plan.digest
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, "intervals": sure.intervals.document()}))
+    assert load_plan(path).intervals == sure.intervals
+    del document["intervals"]  # as files of versions before intervals are
+    path.write_text(json.dumps(document))
+    assert load_plan(path) == attrs.evolve(plan, intervals=None)
+    path.write_text(json.dumps({**document, "intervals": {"step_s": "soon"}}))
+    with pytest.raises(PlanFileError, match="is not a plan"):
+        load_plan(path)
+
+
 def resigned(path: Path, plan: Plan, key: str, value: object) -> None:
     """A file whose digest is right although ``key`` makes no sense."""
     from rpeg_core.planning.plan import _digest
 
-    body = {k: v for k, v in plan.document().items() if k not in ("search", "digest")}
+    body = {k: v for k, v in plan.document().items() if k not in NOT_DIGESTED}
     body[key] = value
     path.write_text(json.dumps({**body, "search": {}, "digest": _digest(body)}))
 
@@ -240,7 +261,7 @@ def test_the_schedule_of_a_fused_training_is_part_of_the_plan(plan: Plan, tmp_pa
     path.write_text(json.dumps(document))
     with pytest.raises(PlanFileError, match="was changed after it was written"):
         load_plan(path)
-    body = {key: value for key, value in document.items() if key not in ("search", "digest")}
+    body = {key: value for key, value in document.items() if key not in NOT_DIGESTED}
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
     document["digest"] = "sha256:" + hashlib.sha256(text.encode()).hexdigest()
     path.write_text(json.dumps(document))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import attrs
 import pytest
 
+from rpeg_core.accuracy.draws import Interval
+from rpeg_core.accuracy.intervals import PlanIntervals
 from rpeg_core.planning.plan import Plan
 from rpeg_core.report import words
 from rpeg_core.report.execution import Execution, comparison, document, operators, step_times
@@ -88,6 +90,36 @@ def test_in_wall_clock_time_the_first_step_is_apart(plan: Plan) -> None:
     assert rows["first step"][1] == "9.00 s"
     assert [row[0::2][:3] for row in operators(found).rows] == [("a", "1.50 s", "×1.50"), ("b", "1.75 s", "×1.75")]
     assert document(plan, found.trace, found)["first_step_s"] == 9.0
+
+
+def surely(plan: Plan, low: float, high: float) -> Plan:
+    operators = {"a": Interval(0.5, 1.25), "b": None}
+    intervals = PlanIntervals(
+        step_s=Interval(low, high),
+        tokens_per_s=Interval(1.0, 2.0),
+        operator_s=operators,
+        unknown={},
+        extrapolations=(),
+    )
+    return attrs.evolve(plan, intervals=intervals)
+
+
+def test_the_report_says_whether_the_interval_held(plan: Plan) -> None:
+    """Executed 3 s a step, predicted 2 s."""
+    for low, high, verdict in ((1.5, 3.5, "inside"), (1.5, 2.5, "outside")):
+        found = Execution.of(surely(plan, low, high), trace())
+        assert found is not None
+        rows = {row[0]: row for row in comparison(found).rows}
+        assert rows["predicted"][1::2] == (f"2.00 s (1.5-{high})", "(90% interval)")
+        assert rows["executed"][3] == f"median of 2 steps, {verdict} the interval"
+        assert [row[3] for row in operators(found).rows] == ["1.00 s (0.50-1.3)", "1.00 s"]
+        assert document(found.plan, found.trace, found)["intervals"]["step_s"] == [low, high]
+
+
+def test_virtual_time_proves_no_interval(plan: Plan) -> None:
+    found = Execution.of(surely(plan, 1.0, 9.0), trace(clock="virtual"))
+    assert found is not None
+    assert {row[0]: row for row in comparison(found).rows}["executed"][3] == "mean of 3 steps"
 
 
 def test_in_virtual_time_it_is_the_mean_of_all(plan: Plan) -> None:

@@ -87,7 +87,9 @@ def test_a_shared_backbone_is_compared_with_two_models_in_its_places(registry: R
     text = rival.sentence()
     saved, factor = rival.step_s - rival.own_step_s, rival.step_s / rival.own_step_s
     assert saved > 0
-    assert f"(×{factor:.2f}) against a model each for actor and critic" in text
+    assert rival.ratio.low <= factor <= rival.ratio.high
+    sure = f"90% interval {rival.ratio.low:.2f}-{rival.ratio.high:.2f}"
+    assert f"(×{factor:.2f}, {sure}) against a model each for actor and critic" in text
     assert "; it frees " in text  # the critic's state, on the GPUs that train
     assert len(reasons(checked)) == 3
 

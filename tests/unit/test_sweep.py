@@ -117,7 +117,7 @@ def test_response_lengths_scale_with_the_response(registry) -> None:
 def row(gpus, tokens_per_s, step_s=2.0, price=None):
     evaluation = SimpleNamespace(tokens_per_s=tokens_per_s, makespan_s=8 * step_s)
     prediction = SimpleNamespace(evaluation=evaluation)
-    plan = Found(structure=None, assignments={}, prediction=prediction, steps=8, gap=None, limit="")
+    plan = Found(structure=None, assignments={}, prediction=prediction, steps=8, gap=None, limit="", intervals=None)
     point = Point(hardware="x", gpus=gpus, prompts=1, response_tokens=1, price_per_gpu_hour=price)
     return Row(point=point, found=plan)
 

@@ -7,12 +7,36 @@ import io
 import xml.etree.ElementTree as ElementTree
 from types import SimpleNamespace
 
+import attrs
 import pytest
 
+from rpeg_core.accuracy.draws import Interval
+from rpeg_core.accuracy.extrapolation import Extrapolation
+from rpeg_core.accuracy.intervals import PlanIntervals
 from rpeg_core.planning.structures import Structure
 from rpeg_core.planning.sweep import Found, Point, Row
 from rpeg_core.report.scatter import Line, Scatter, ascii_lines, number, rich_lines, svg, ticks
-from rpeg_core.report.sweep import analyse, csv_text, documents, knee_sentences, label, table, without_plan
+from rpeg_core.report.sweep import (
+    analyse,
+    csv_text,
+    documents,
+    interval_sentences,
+    knee_sentences,
+    label,
+    table,
+    without_plan,
+)
+
+INTERVALS = PlanIntervals(
+    step_s=Interval(1.5, 4.875),
+    tokens_per_s=Interval(600.0, 1300.0),
+    operator_s={},
+    unknown={},
+    extrapolations=(
+        Extrapolation(role="training", feature="gpus", value=2048.0, measured=(8.0, 1536.0)),
+        Extrapolation(role="training", feature="hardware", value="x", measured=("y", "z")),
+    ),
+)
 
 SPEEDS = {8: 10_000, 16: 18_000, 32: 26_000, 64: 30_000}
 
@@ -32,6 +56,7 @@ def row(gpus, tokens_per_s, hardware="gh200", price=None, structure=None, **poin
         steps=8,
         gap=0.03,
         limit="",
+        intervals=INTERVALS,
     )
     return Row(point=Point(**values, price_per_gpu_hour=price), found=plan)
 
@@ -81,8 +106,31 @@ def test_the_table_shows_costs_only_where_all_are_known() -> None:
     names = [column.name for column in table(analyse([row(8, 1000, price=3.6), row(16, 1500, price=3.6)])).columns]
     assert names[:6] == ["GPUs", "tok/s", "per GPU", "step", "$/Mtok", "$/step"]
     cells = table(analyse([row(8, 1000, price=3.6), row(16, 1500, price=3.6)])).rows[0]
-    assert cells == ("8", "1,000", "125", "2.00 s", "8.00", "0.016", "1/0 shared", "≤ 3.0%", "45.9 GB", "Pareto")
+    assert cells == (
+        "8",
+        "1,000",
+        "125",
+        "2.00 s",
+        "8.00",
+        "0.016",
+        "1/0 shared",
+        "≤ 3.0%",
+        "45.9 GB",
+        "Pareto",
+    )
     assert "$/Mtok" not in [column.name for column in table(analyse([row(8, 1000), row(16, 1500)])).columns]
+
+
+def test_intervals_are_explained_once_and_extrapolation_is_said_where_it_happens() -> None:
+    rows = [row(8, 1000), row(16, 1500), row(32, None)]
+    rows[0] = attrs.evolve(
+        rows[0], found=attrs.evolve(rows[0].found, intervals=attrs.evolve(INTERVALS, extrapolations=()))
+    )
+    assert interval_sentences(analyse(rows)) == [
+        "step: 90% interval ×0.75 to ×2.44 of the time that is predicted, from the errors of measured runs "
+        "(docs/validation.md); points share them and are surer beside each other",
+        "16 GPUs: extrapolates: training at 2,048 GPUs, measured 8 to 1,536; on x, measured on y and z",
+    ]
 
 
 def test_the_csv_file_and_the_document_agree() -> None:

@@ -19,6 +19,7 @@ from rpeg_core.spec.machine import AlphaBeta, Device, DeviceSpace, GemmEfficienc
 from rpeg_core.spec.models import Head
 from rpeg_core.spec.public_models import public_model
 from rpeg_core.spec.workload import LengthQuantile, Workload
+from rpeg_core.testing.checks.accuracy import errors_of_term
 from rpeg_core.testing.checks.common import defaults
 from rpeg_core.testing.checks.outcome import CheckFailedError, RecordCheck, require
 from rpeg_core.testing.toys import active, toy_seconds_term
@@ -89,7 +90,12 @@ def function_memory(term: CostTerm) -> None:
 
 def checks(term: CostTerm) -> tuple[RecordCheck, ...]:
     """The checks that apply to what ``term`` prices."""
-    common: tuple[RecordCheck, ...] = (("values", values), ("pure", pure), ("elementwise", elementwise))
+    common: tuple[RecordCheck, ...] = (
+        ("values", values),
+        ("pure", pure),
+        ("elementwise", elementwise),
+        ("errors", errors_of_term),
+    )
     held = (MemoryKind.WEIGHTS, MemoryKind.TRAINING_STATE)
     return (*common, ("function-memory", function_memory)) if term.memory in held else common
 

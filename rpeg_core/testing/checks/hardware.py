@@ -10,6 +10,7 @@ from typing import Any
 from rpeg_core.cli.show import numbers
 from rpeg_core.records import HardwareProfile, MeasuredHardware
 from rpeg_core.spec.machine import AlphaBeta, Tier
+from rpeg_core.testing.checks.accuracy import errors_of_profile
 from rpeg_core.testing.checks.outcome import CheckFailedError, RecordCheck, require
 
 __all__ = ["checks"]
@@ -91,6 +92,7 @@ _CHECKS: tuple[RecordCheck, ...] = (
     ("quantities", quantities),
     ("tiers", tiers),
     ("default-costs", default_costs),
+    ("errors", errors_of_profile),
 )
 
 

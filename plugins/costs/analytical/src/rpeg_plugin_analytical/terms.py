@@ -9,6 +9,7 @@ import numpy as np
 from rpeg_core import CostTerm, MemoryKind, Target
 from rpeg_core.costing.batches import FusedBatch, MemoryBatch, OperatorBatch, TransferBatch
 from rpeg_plugin_analytical import analytical_memory, analytical_time, paper_memory, paper_time, shared
+from rpeg_plugin_analytical.errors import errors_of
 
 __all__ = ["analytical_terms", "paper_terms"]
 
@@ -220,6 +221,7 @@ def _time(
         quantity=quantity,
         function=function,
         fused=fused,
+        errors=errors_of(term) if model == "analytical" else (),
     )
 
 
