@@ -97,7 +97,8 @@ class MemoryKind(enum.Enum):
 
     TRAINING_STATE = "training state"  # persistent on the GPUs that train the model
     WEIGHTS = "weights"  # persistent for frozen models and with staleness, else while the operator runs
-    TRANSIENT = "transient"  # only while the operator runs
+    GRADIENTS = "gradients"  # while the operator runs, its optimizer step included
+    TRANSIENT = "transient"  # while the operator runs, but not in its optimizer step
 
 
 @attrs.frozen(kw_only=True)
@@ -118,6 +119,10 @@ class CostTerm:
             microtasks; without it the values of its trainings are added up, as if they ran one after another.
 
             .. versionadded:: 0.1
+        first_step: for ``MemoryKind.TRAINING_STATE``: the bytes that are there before the first optimizer step;
+            None: all of them. Only reports ask; what must fit is ``function``.
+
+            .. versionadded:: 0.1
     """
 
     name: str
@@ -132,6 +137,7 @@ class CostTerm:
     memory: MemoryKind | None = None
     settings: type = NoSettings
     fused: Callable[[FusedBatch], np.ndarray] | None = None
+    first_step: Callable[[MemoryBatch], np.ndarray] | None = None
 
 
 @attrs.frozen(kw_only=True)

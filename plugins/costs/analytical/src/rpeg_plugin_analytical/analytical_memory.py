@@ -12,6 +12,7 @@ from rpeg_plugin_analytical import training_memory
 from rpeg_plugin_analytical.shards import kv_width_per_rank, shard_parameters
 from rpeg_plugin_analytical.shared import (
     ADAM_STATE_BYTES_PER_PARAMETER,
+    MASTER_WEIGHT_BYTES_PER_PARAMETER,
     checkpoint_interval,
     fused_checkpoints,
     live_microbatches,
@@ -20,6 +21,7 @@ from rpeg_plugin_analytical.shared import (
 
 __all__ = [
     "activations_bytes",
+    "first_state_bytes",
     "fused_activations_bytes",
     "fused_logits_bytes",
     "gradients_bytes",
@@ -43,6 +45,16 @@ def optimizer_state_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     if batch.role is not Role.TRAINING:
         return np.zeros(len(batch.layouts))
     return ADAM_STATE_BYTES_PER_PARAMETER * shard_parameters(model, batch.layouts) / batch.layouts.data
+
+
+@of_model
+def first_state_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
+    """The optimizer's state before its first update: ``4 W_shard / Pd``, the FP32 weights."""
+    if _of_framework(batch):
+        return training_memory.first_state_bytes(batch, model)
+    if batch.role is not Role.TRAINING:
+        return np.zeros(len(batch.layouts))
+    return MASTER_WEIGHT_BYTES_PER_PARAMETER * shard_parameters(model, batch.layouts) / batch.layouts.data
 
 
 @of_model
