@@ -9,9 +9,9 @@ S is the sum of
   copy has the largest shard when several operators serve m there **[choice]**.
 
 A(v) is the operator's transients, plus its weights unless it serves from such a copy. Where m is trained and served on
-the same GPU in different places, A is also that of the moment when new weights arrive: both shards at once, because the
-trainer's is read while the served one is written **[choice]**; the paper moves weights in no memory. It counts where the
-KV cache and the activations are smaller than a shard: small batches of large models.
+the same GPU in different places, A is also that of the moment when new weights arrive: both shards at once, because
+the trainer's is read while the served one is written **[choice]**; the paper moves weights in no memory. It counts
+where the KV cache and the activations are smaller than a shard: small batches of large models.
 
 **[choice]** The paper's shadow copy is the case of tau = 1 and serving apart from training; it adds none where they
 share GPUs, and says in A-G that "physical copy lifetime is determined by actual workers and required versions". Shared
@@ -53,8 +53,8 @@ class Phase(enum.Enum):
     """What an operator does at a moment."""
 
     RUN = "runs"
-    PASSES = "computes"  # a training's forward and backward passes
-    UPDATE = "updates"  # its optimizer step
+    PASSES = "computes gradients"  # a training's forward and backward passes
+    UPDATE = "updates weights"  # its optimizer step
     ARRIVAL = "gets new weights"  # a serving operator, on GPUs that also train its model
 
 

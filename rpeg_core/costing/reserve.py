@@ -1,4 +1,4 @@
-"""What the memory that no plan may use is kept for: CUDA context, communication buffers, and the rest for fragmentation.
+"""What the memory that no plan may use is kept for: CUDA context, communication buffers, the rest for fragmentation.
 
 The reserve itself, a tenth of the memory, is the paper's (IV-E) and not ours to spend. The two parts known from
 measurements are subtracted from it here, so that a report can say how much is left for what the caching allocator
@@ -32,6 +32,9 @@ nccl/src/init.cc), so that it grows with the channels and hardly with the messag
 RING_COMMUNICATOR_BYTES = 688 * MIB
 """One of more than two GPUs; same measurement."""
 
+SLOWEST_GPU_BYTES_PER_S = 2e11
+"""A device below this memory bandwidth is a CPU core: an NVIDIA T4 has 320 GB/s (datasheet), a core some 10 GB/s."""
+
 
 @attrs.frozen(kw_only=True)
 class Reserve:
@@ -63,7 +66,7 @@ def runtime_reserve(rpeg: Rpeg, plan: ExecutionPlan, gpus: int, hardware: Hardwa
     Groups of a place (allocation and degrees) are shared by the operators there. Data-parallel groups communicate in
     training only.
     """
-    if hardware.software is not None and hardware.software.launches == "synchronous":
+    if hardware.device.memory_bandwidth_bytes_per_s < SLOWEST_GPU_BYTES_PER_S:
         return None
     capacity = hardware.device.memory_bytes
     segments = Segments.of([plan[op.name].allocation for op in rpeg.operators], gpus)

@@ -134,7 +134,8 @@ def logits_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
 
 @of_model
 def kv_cache_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
-    """Generation: K and V of the tokens held at the fullest moment, ``tokens (L/Pp) kv_elements(Pt) s_b``.
+    """Generation: K and V of the tokens held at the fullest moment, ``tokens (L/Pp) kv_elements(Pt)`` of the cache's
+    type.
 
     At the end of phase q the sequences still alive hold Lp + t_q tokens each; finished ones are freed.
     With a shared prefix the B prompts are held once each.
@@ -147,7 +148,7 @@ def kv_cache_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     if workload.shared_prefix:
         held = held + workload.prompts * workload.prompt_tokens
     per_token = model.layers / layouts.pipeline * model.kv_elements_per_token_per_layer(layouts.tensor)
-    return held / layouts.data * per_token * workload.bytes_per_element
+    return held / layouts.data * per_token * (batch.execution.cache_bytes_per_element or workload.bytes_per_element)
 
 
 @of_model

@@ -113,4 +113,4 @@ def kv_cache_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
         return np.zeros(len(layouts))
     tokens = workload.sequences / layouts.data * workload.sequence_tokens
     width = model.layers / layouts.pipeline * model.hidden / layouts.tensor
-    return 2.0 * workload.bytes_per_element * tokens * width
+    return 2.0 * (batch.execution.cache_bytes_per_element or workload.bytes_per_element) * tokens * width
