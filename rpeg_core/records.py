@@ -99,7 +99,8 @@ class MemoryKind(enum.Enum):
 
     TRAINING_STATE = "training state"  # persistent on the GPUs that train the model
     WEIGHTS = "weights"  # persistent for frozen models and with staleness, else while the operator runs
-    TRANSIENT = "transient"  # only while the operator runs
+    GRADIENTS = "gradients"  # while the operator runs, its optimizer step included
+    TRANSIENT = "transient"  # while the operator runs, but not in its optimizer step
 
 
 @attrs.frozen(kw_only=True)
@@ -122,6 +123,8 @@ class CostTerm:
             .. versionadded:: 0.1
         errors: how wrong its seconds were where they were measured, for the intervals of predicted times; the first
             whose conditions hold counts. Empty: never validated, which reports say.
+        first_step: for ``MemoryKind.TRAINING_STATE``: the bytes that are there before the first optimizer step;
+            None: all of them. Only reports ask; what must fit is ``function``.
 
             .. versionadded:: 0.1
     """
@@ -139,6 +142,7 @@ class CostTerm:
     settings: type = NoSettings
     fused: Callable[[FusedBatch], np.ndarray] | None = None
     errors: tuple[TermError, ...] = ()
+    first_step: Callable[[MemoryBatch], np.ndarray] | None = None
 
 
 @attrs.frozen(kw_only=True)

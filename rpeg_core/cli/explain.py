@@ -32,6 +32,7 @@ def command(context: CommandContext, plan: Path, operator: str | None, with_sour
     from rpeg_core.planning.recheck import recheck
     from rpeg_core.report import documents, sources, structure, tables
     from rpeg_core.report.memory import memory_details
+    from rpeg_core.report.moments import MemoryReport
 
     checked = recheck(load_plan(plan), context.registry)
     found, prediction, book = checked.plan, checked.prediction, checked.structure.book
@@ -45,6 +46,7 @@ def command(context: CommandContext, plan: Path, operator: str | None, with_sour
     chosen = names if operator is None else (operator,)
     if as_json:
         document = documents.explanation(found, prediction, book, spread, chosen)
+        document |= MemoryReport.of(prediction, found.assignments, book).document()
         why = [] if operator is not None else [documents.rival(rival) for rival in structure.rivals(checked)]
         ui.print_json(
             {"plan_file": str(plan), "differences": list(checked.differences), "structure_choices": why, **document}
@@ -60,6 +62,8 @@ def command(context: CommandContext, plan: Path, operator: str | None, with_sour
     planning.show_remarks(found)
     planning.show_grid(tables.operator_terms(book, spread, chosen))
     planning.show_grid(memory_details(prediction.memory, usable, None if operator is None else chosen))
+    if operator is None:
+        planning.show_moments(MemoryReport.of(prediction, found.assignments, book), with_terms=False)
     planning.show_grid(tables.transfer_table(prediction, book, None if operator is None else chosen))
     if operator is None:
         planning.show_grid(tables.critical_path(prediction, spread))

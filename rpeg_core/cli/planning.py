@@ -21,12 +21,14 @@ from rpeg_core.planning.footprint import smallest_footprint
 from rpeg_core.planning.plan import Plan
 from rpeg_core.planning.planner import DEFAULT_SECONDS, Planner
 from rpeg_core.planning.problem import Problem
-from rpeg_core.planning.remedies import Remedies, find_remedies
+from rpeg_core.planning.remedies import Present, Remedies, find_headroom, find_remedies
 from rpeg_core.planning.search import Incumbent, Progress
 from rpeg_core.planning.solve import Outcome, solve
 from rpeg_core.plugins.registry import LoadedDiagnostic, Registry
-from rpeg_core.report import documents, gantt, intervals, summary, words
+from rpeg_core.report import documents, gantt, intervals, moments, summary, words
+from rpeg_core.report import remedies as remedies_in_words
 from rpeg_core.report.memory import memory_overview, out_of_memory
+from rpeg_core.report.moments import MemoryReport
 from rpeg_core.report.page import Grid, draw, plain, terminal_width
 from rpeg_core.settings import Override
 from rpeg_core.spec.experiment import Experiment
@@ -34,6 +36,7 @@ from rpeg_core.spec.experiment import Experiment
 __all__ = [
     "announce",
     "fail_without_plan",
+    "headroom_for",
     "make_planner",
     "note_missing_baselines",
     "remedies_for",
@@ -44,13 +47,16 @@ __all__ = [
     "show_grid",
     "show_heading",
     "show_memory",
+    "show_moments",
     "show_remarks",
+    "show_sentences",
     "too_large",
     "writable",
 ]
 
 PIPE_WIDTH = 100
 REPORTS_PER_S = 10.0
+STOPPING = "stopping; Ctrl-C again gives up"
 BASELINE_DISTRIBUTION = "rpeg-plugin-heuristics"
 
 
@@ -120,7 +126,7 @@ class _Reporter:
 
 
 @contextlib.contextmanager
-def _interruptible(progress: Progress) -> Iterator[None]:
+def _interruptible(progress: Progress, said: str = f"{STOPPING} without a plan") -> Iterator[None]:
     """The first Ctrl-C cancels the search, the second gives up."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -130,7 +136,7 @@ def _interruptible(progress: Progress) -> Iterator[None]:
         if progress.cancelled:
             raise KeyboardInterrupt
         progress.cancel()
-        ui.print_note("stopping; Ctrl-C again gives up without a plan")
+        ui.print_note(said)
 
     before = signal.signal(signal.SIGINT, cancel)
     try:
@@ -155,6 +161,7 @@ def writable(path: Path, source: Path | None = None) -> None:
 
 def announce(plan: Plan, registry: Registry) -> tuple[LoadedDiagnostic, ...]:
     """Tell observers that a plan is final and collect what plugins remark on it."""
+    registry.records("backend")  # those that are installed say what they cannot run
     registry.observers("rpeg_plan_ready", plan=plan)
     return registry.check_plan(plan)
 
@@ -213,6 +220,24 @@ def show_memory(prediction: Prediction, planner: Planner) -> None:
     show_grid(memory_overview(prediction.memory, usable_bytes(planner.hardware.device.memory_bytes)))
 
 
+def show_moments(report: MemoryReport, *, with_terms: bool = True) -> None:
+    """Memory over a step, then the terms of each peak and what else is worth knowing."""
+    show_grid(moments.moment_table(report))
+    show_sentences([*(moments.peak_terms(report) if with_terms else ()), *moments.notes(report)])
+
+
+def show_sentences(sentences: Sequence[str]) -> None:
+    """One line each; on a terminal folded, continued with an indent."""
+    width = terminal_width()
+    lines = [textwrap.fill(line, width, subsequent_indent="  ") if ui.is_terminal() else line for line in sentences]
+    ui.print_text("\n".join(["", *map(_plain_lines, lines)]))
+
+
+def _plain_lines(text: str) -> str:
+    """``text`` without control characters but for line ends."""
+    return "\n".join(map(plain, text.split("\n")))
+
+
 def show_chart(prediction: Prediction) -> None:
     """The Gantt chart of the first steps."""
     picture = gantt.chart(prediction)
@@ -258,8 +283,8 @@ def no_plan(planner: Planner, outcome: Outcome, remedies: Remedies) -> NoFeasibl
     memory = words.gigabytes(hardware.device.memory_bytes)
     return NoFeasiblePlanError(
         f"no plan fits {gpus} of {hardware.name} with {memory} each ({words.gigabytes(usable)} usable)",
-        facts=[*why, *_changes(remedies)],
-        hint=_hint(remedies),
+        facts=[*why, *remedies_in_words.changes(remedies)],
+        hint=remedies_in_words.first_step(remedies),
     )
 
 
@@ -273,15 +298,37 @@ def too_large(planner: Planner, prediction: Prediction, remedies: Remedies) -> N
     usable = usable_bytes(planner.hardware.device.memory_bytes)
     return NoFeasiblePlanError(
         "this plan does not fit",
-        facts=[out_of_memory(prediction.memory, usable), *_changes(remedies)],
-        hint=_hint(remedies),
+        facts=[out_of_memory(prediction.memory, usable), *remedies_in_words.changes(remedies)],
+        hint=remedies_in_words.first_step(remedies),
     )
 
 
-def remedies_for(experiment: Experiment, registry: Registry, overrides: Sequence[Override]) -> Remedies:
-    """What would make the experiment fit, with progress on stderr."""
-    with ui.progress("nothing fits; trying smaller and larger ones"):
-        return find_remedies(experiment, lambda changed: Planner(changed, registry, overrides))
+def remedies_for(
+    experiment: Experiment, registry: Registry, overrides: Sequence[Override], present: Present | None = None
+) -> Remedies:
+    """What would make the experiment, or the ``present`` plan of it, fit; Ctrl-C ends the tries."""
+    progress = Progress()
+    with ui.progress("it does not fit; trying what would"), _interruptible(progress, STOPPING):
+        return find_remedies(
+            experiment,
+            lambda changed: Planner(changed, registry, overrides),
+            present=present,
+            cancelled=lambda: progress.cancelled,
+        )
+
+
+def headroom_for(
+    experiment: Experiment, registry: Registry, overrides: Sequence[Override], present: Present
+) -> Remedies:
+    """What would give the ``present`` plan of the experiment more room; Ctrl-C ends the tries."""
+    progress = Progress()
+    with ui.progress("little room; trying what gives more"), _interruptible(progress, STOPPING):
+        return find_headroom(
+            experiment,
+            lambda changed: Planner(changed, registry, overrides),
+            present,
+            cancelled=lambda: progress.cancelled,
+        )
 
 
 def _too_large_alone(problem: Problem, usable: float) -> list[str]:
@@ -304,19 +351,3 @@ def _too_large_alone(problem: Problem, usable: float) -> list[str]:
 def _terms(values: Any, column: int) -> str:
     parts = [(float(values.values[i, column]), term.quantity) for i, term in enumerate(values.terms)]
     return ", ".join(f"{name} {words.gigabytes(size)}" for size, name in sorted(parts, reverse=True) if size > 0)
-
-
-def _changes(remedies: Remedies) -> list[str]:
-    found = [
-        f"fits with {remedy.key}: {remedy.value} instead of {remedy.instead_of}, "
-        f"at {words.tokens_per_s(remedy.tokens_per_s)} or more"
-        for remedy in remedies.found
-    ]
-    return found + [f"found nothing that fits by changing {key}" for key in remedies.tried]
-
-
-def _hint(remedies: Remedies) -> str | None:
-    if not remedies.found:
-        return None
-    first = remedies.found[0]
-    return f"set {first.key}: {first.value}"

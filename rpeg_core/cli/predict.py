@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rpeg_core.passes.evaluate import Prediction
     from rpeg_core.planning.plan import Plan
     from rpeg_core.planning.planner import Planner
+    from rpeg_core.planning.problem import StructureProblem
     from rpeg_core.plugins.registry import Registry
     from rpeg_core.settings import Override
     from rpeg_core.spec.experiment import Experiment
@@ -54,11 +55,19 @@ def command(
     """Say whether a plan fits and how fast it is.
 
     From an EXPERIMENT whose `pin:` fixes every operator this needs no search; what is not pinned is searched for
-    a short time. A PLAN file is evaluated again with the installed plugins, and what differs is named. The exit
-    code is 1 when the plan does not fit. Times are followed by their 90 % intervals, (low-high).
+    a short time. A PLAN file is evaluated again with the installed plugins, and what differs is named. Times are
+    followed by their 90 % intervals, (low-high).
+
+    Memory is shown over a step: for each operator on its GPUs what is held while it runs, in the first step and in
+    later ones, and the terms of the peak. When the plan does not fit the exit code is 1, and the cheapest changes that
+    make it fit are listed with their cost in time; when it leaves less than a tenth of the usable memory, those that
+    would leave more. Each was tried: Ctrl-C ends the tries.
     """
     from rpeg_core.cli import planning
+    from rpeg_core.planning.remedies import LITTLE_ROOM, present_plan
     from rpeg_core.report import documents
+    from rpeg_core.report.moments import MemoryReport
+    from rpeg_core.report.remedies import headroom
     from rpeg_core.report.tables import operator_table
     from rpeg_core.settings import parse_override
 
@@ -71,7 +80,14 @@ def command(
         subject = _pinned(file, registry, parsed, seconds, evaluations, strategy, as_json)
     plan, prediction = subject.plan, subject.prediction
     fits = plan.prediction.feasible
-    remedies = None if fits else planning.remedies_for(_pinning(plan), registry, parsed)
+    report = MemoryReport.of(prediction, plan.assignments, subject.structure.book)
+    share = prediction.evaluation.peak_ratio
+    present = present_plan(prediction, plan.assignments)
+    remedies = room = None
+    if not fits:
+        remedies = planning.remedies_for(_pinning(plan), registry, parsed, present)
+    elif share > LITTLE_ROOM:
+        room = planning.headroom_for(_pinning(plan), registry, parsed, present)
     remarks = planning.announce(plan, registry)
     if output is not None:
         plan.save(output)
@@ -81,8 +97,10 @@ def command(
         "warnings": list(subject.planner.remarks),
         "diagnostics": documents.diagnostics(remarks),
         "memory": documents.memory(prediction.memory),
+        **report.document(),
         "plan": plan.document(),
         **({} if remedies is None else documents.remedies(remedies)),
+        **({} if room is None else {"headroom": documents.remedies(room)}),
     }
     if as_json and fits:
         ui.print_json(document)
@@ -91,6 +109,9 @@ def command(
         planning.show_grid(operator_table(plan))
         planning.show_remarks(plan)
         planning.show_memory(prediction, subject.planner)
+        planning.show_moments(report)
+        if room is not None:
+            planning.show_sentences(list(headroom(room, share)))
         planning.show_chart(prediction)
         if output is not None:
             ui.print_text(f"\nplan written to {output}\nnext: rpeg explain {output}")
@@ -114,6 +135,7 @@ class _Subject:
     """The plan that is predicted, and how it came about."""
 
     planner: Planner
+    structure: StructureProblem
     plan: Plan
     prediction: Prediction
     differences: tuple[str, ...] = ()
@@ -138,6 +160,7 @@ def _recheck(path: Path, registry: Registry, overrides: Sequence[Override]) -> _
         ui.print_warning(remark)
     return _Subject(
         planner=checked.planner,
+        structure=checked.structure,
         plan=checked.plan,
         prediction=checked.prediction,
         differences=checked.differences,
@@ -171,6 +194,7 @@ def _pinned(
         assignments = structure.plan(solution.choice)
         return _Subject(
             planner=planner,
+            structure=structure,
             plan=planner.plan(structure, assignments, {"strategy": None}),
             prediction=structure.predict(assignments),
         )
@@ -182,7 +206,7 @@ def _pinned(
     found_by = None if winner.result is None else winner.name
     plan = planner.plan(structure, structure.plan(winner.solution.choice), documents.search(outcome), found_by)
     ui.print_note(f"what is not pinned was searched; {summary.found_by(outcome)}")
-    return _Subject(planner=planner, plan=plan, prediction=winner.prediction, interrupted=stopped)
+    return _Subject(planner=planner, structure=structure, plan=plan, prediction=winner.prediction, interrupted=stopped)
 
 
 def _pinning(plan: Plan) -> Experiment:

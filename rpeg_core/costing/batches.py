@@ -71,11 +71,12 @@ class Layouts:
         return Layout(int(self.data[index]), int(self.pipeline[index]), int(self.tensor[index]))
 
 
-def _execution(hardware: HardwareProfile) -> Execution:
+def _execution(hardware: HardwareProfile, workload: Workload) -> Execution:
     """How operators are executed when nobody says: the paper's subset, or as the measured software does it."""
+    cache = workload.cache_bytes_per_element
     if hardware.software is None:
-        return Execution()
-    return Execution(recompute=Recompute(hardware.software.recompute))
+        return Execution(cache_bytes_per_element=cache)
+    return Execution(recompute=Recompute(hardware.software.recompute), cache_bytes_per_element=cache)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -88,7 +89,9 @@ class _LayoutBatch:
     hardware: HardwareProfile
     layouts: Layouts
     settings: Any
-    execution: Execution = attrs.field(default=attrs.Factory(lambda self: _execution(self.hardware), takes_self=True))
+    execution: Execution = attrs.field(
+        default=attrs.Factory(lambda self: _execution(self.hardware, self.workload), takes_self=True)
+    )
 
     @property
     def tp_links(self) -> Links:

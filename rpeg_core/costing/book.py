@@ -50,13 +50,16 @@ class OperatorCosts:
         whole: seconds of the unsplit operator.
         phases: seconds of each length-phase sub-node, empty for training and with one phase.
         memory: bytes per GPU by term.
-        training_state, weights, transient: bytes per GPU, summed by :class:`MemoryKind`.
+        first_step: like ``memory.values``, before the first optimizer step.
+        training_state, weights: bytes per GPU, summed by :class:`MemoryKind`.
+        transient: likewise, gradients included.
     """
 
     layouts: Layouts
     whole: TermValues
     phases: tuple[TermValues, ...]
     memory: TermValues
+    first_step: Floats
     training_state: Floats
     weights: Floats
     transient: Floats
@@ -166,18 +169,19 @@ class CostBook:
         phases = self.workload.phases
         split = len(phases) > 1 and operator.role is not Role.TRAINING
         memory = self._memory(rpeg, operator, layouts)
-        by_kind = {
-            kind: _sum(memory.values, [i for i, term in enumerate(memory.terms) if term.memory is kind])
-            for kind in MemoryKind
-        }
+
+        def held(*kinds: MemoryKind) -> Floats:
+            return _sum(memory.values, [i for i, term in enumerate(memory.terms) if term.memory in kinds])
+
         return OperatorCosts(
             layouts=layouts,
             whole=self._seconds(rpeg, operator, layouts, None),
             phases=tuple(self._seconds(rpeg, operator, layouts, p) for p in phases) if split else (),
             memory=memory,
-            training_state=by_kind[MemoryKind.TRAINING_STATE] * (operator.role is Role.TRAINING),
-            weights=by_kind[MemoryKind.WEIGHTS],
-            transient=by_kind[MemoryKind.TRANSIENT],
+            first_step=self._first_step(rpeg, operator, layouts, memory),
+            training_state=held(MemoryKind.TRAINING_STATE) * (operator.role is Role.TRAINING),
+            weights=held(MemoryKind.WEIGHTS),
+            transient=held(MemoryKind.GRADIENTS, MemoryKind.TRANSIENT),
         )
 
     def _common(self, operator: Operator, model: Model | None, layouts: Layouts) -> dict[str, Any]:
@@ -216,12 +220,27 @@ class CostBook:
             phases=self.workload.phases if phase is None else (phase,),
         )
 
+    def _memory_batch(self, operator: Operator, model: Model | None, layouts: Layouts, settings: Any) -> MemoryBatch:
+        common = self._common(operator, model, layouts)
+        return MemoryBatch(**common, settings=settings, trainable=model is not None and model.trainable)
+
     def _memory(self, rpeg: Rpeg, operator: Operator, layouts: Layouts) -> TermValues:
         def batch(settings: Any, model: Model | None) -> MemoryBatch:
-            common = self._common(operator, model, layouts)
-            return MemoryBatch(**common, settings=settings, trainable=model is not None and model.trainable)
+            return self._memory_batch(operator, model, layouts, settings)
 
         return self._priced(Target.MEMORY, batch, rpeg, operator, len(layouts))
+
+    def _first_step(self, rpeg: Rpeg, operator: Operator, layouts: Layouts, memory: TermValues) -> Floats:
+        """Bytes by term before the first optimizer step."""
+        values = memory.values.copy()
+        for i, a in enumerate(active for active in self.terms if active.term.target is Target.MEMORY):
+            if a.term.first_step is None or operator.role is not Role.TRAINING:
+                continue
+            values[i] = 0.0
+            for model in rpeg.models_of(operator.name) or (None,):
+                batch = self._memory_batch(operator, model, layouts, a.settings)
+                values[i] += _checked(a, a.term.first_step, batch, len(layouts), f"operator {operator.name!r}")
+        return values
 
     def _priced(self, target: Target, batch: Any, rpeg: Rpeg, operator: Operator, count: int) -> TermValues:
         """The terms of an operator; of a fused one each term's own word on it, or else the sum over its models."""

@@ -1,6 +1,6 @@
 """Peak memory per GPU from placement (paper, V-D3 and D-J; model.md, section 4).
 
-``peak(d) = sum over models on d of S(m, d) + max over operators on d of A(v)``.
+``peak(d) = sum over models on d of S(m, d) + max over operators placed on d of A(v)``.
 
 S is the sum of
 
@@ -8,7 +8,10 @@ S is the sum of
 * on a GPU that serves m, copies of its weights: one of a frozen model, tau of a trainable one, so none with tau = 0. A
   copy has the largest shard when several operators serve m there **[choice]**.
 
-A(v) is the operator's transients, plus its weights unless it serves from such a copy.
+A(v) is the operator's transients, plus its weights unless it serves from such a copy. Where m is trained and served on
+the same GPU in different places, A is also that of the moment when new weights arrive: both shards at once, because
+the trainer's is read while the served one is written **[choice]**; the paper moves weights in no memory. It counts
+where the KV cache and the activations are smaller than a shard: small batches of large models.
 
 **[choice]** The paper's shadow copy is the case of tau = 1 and serving apart from training; it adds none where they
 share GPUs, and says in A-G that "physical copy lifetime is determined by actual workers and required versions". Shared
@@ -18,16 +21,41 @@ trainer makes version k + 1 of the one it holds.
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Iterator
+
 import attrs
 
 from rpeg_core.costing.book import CostBook
-from rpeg_core.ir import Role, Rpeg, training_operator
+from rpeg_core.ir import Operator, Role, Rpeg, training_operator
 from rpeg_core.passes.schedule import Segments
-from rpeg_core.planning.assignment import ExecutionPlan
+from rpeg_core.planning.assignment import Assignment, ExecutionPlan
 from rpeg_core.records import MemoryKind
 from rpeg_core.spec.machine import Allocation
 
-__all__ = ["DeviceMemory", "MemoryItem", "SegmentMemory", "device_memory", "serving_copies"]
+__all__ = [
+    "Demand",
+    "DeviceMemory",
+    "Holding",
+    "MemoryItem",
+    "Phase",
+    "SegmentMemory",
+    "demands",
+    "device_memory",
+    "held_always",
+    "memory_items",
+    "placed_on",
+    "serving_copies",
+]
+
+
+class Phase(enum.Enum):
+    """What an operator does at a moment."""
+
+    RUN = "runs"
+    PASSES = "computes gradients"  # a training's forward and backward passes
+    UPDATE = "updates weights"  # its optimizer step
+    ARRIVAL = "gets new weights"  # a serving operator, on GPUs that also train its model
 
 
 @attrs.frozen(kw_only=True)
@@ -43,12 +71,16 @@ class MemoryItem:
 
 @attrs.frozen(kw_only=True)
 class SegmentMemory:
-    """GPUs ``gpus`` hold ``items`` at their peak, while operator ``moment`` runs (None: nothing is placed there)."""
+    """GPUs ``gpus`` hold ``items`` at their peak, while operator ``moment`` is in ``phase``.
+
+    Both are None where nothing is placed.
+    """
 
     gpus: Allocation
     peak_bytes: float
     moment: str | None
     items: tuple[MemoryItem, ...]
+    phase: Phase | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -61,6 +93,31 @@ class DeviceMemory:
     def peak(self) -> SegmentMemory:
         """The segment with the largest peak, the first of equals."""
         return max(self.segments, key=lambda segment: segment.peak_bytes)
+
+
+@attrs.frozen(kw_only=True)
+class Holding:
+    """What GPUs hold all the time.
+
+    Attributes:
+        bytes: the sum of S(m, d).
+        parts: (model, operator whose term it is, kind, copies).
+        resident: models whose serving weights are among it.
+    """
+
+    bytes: float
+    parts: tuple[tuple[str, str, MemoryKind, int], ...]
+    resident: frozenset[str]
+
+
+@attrs.frozen(kw_only=True)
+class Demand:
+    """What an operator needs beyond that in one of its phases: A(v), the kinds of bytes by operator."""
+
+    operator: str
+    phase: Phase
+    bytes: float
+    parts: tuple[tuple[str, frozenset[MemoryKind]], ...]
 
 
 def serving_copies(rpeg: Rpeg, model: str) -> int:
@@ -79,43 +136,86 @@ def device_memory(rpeg: Rpeg, plan: ExecutionPlan, book: CostBook) -> DeviceMemo
 
 
 def _segment(rpeg: Rpeg, plan: ExecutionPlan, book: CostBook, gpus: Allocation) -> SegmentMemory:
-    here = [op for op in rpeg.operators if not plan[op.name].allocation.disjoint(gpus)]
-    persistent: list[MemoryItem] = []
-    persistent_bytes = 0.0
-    resident: set[str] = set()  # models whose serving weights stay on these GPUs
+    here = placed_on(rpeg, plan, gpus)
+    held = held_always(rpeg, plan, book, here)
+    worst: Demand | None = None
+    for demand in demands(rpeg, plan, book, here, held):
+        if worst is None or demand.bytes > worst.bytes:
+            worst = demand
+    return SegmentMemory(
+        gpus=gpus,
+        peak_bytes=held.bytes + (0.0 if worst is None else worst.bytes),
+        moment=None if worst is None else worst.operator,
+        phase=None if worst is None else worst.phase,
+        items=memory_items(rpeg, plan, book, held, worst),
+    )
+
+
+def placed_on(rpeg: Rpeg, plan: ExecutionPlan, gpus: Allocation) -> tuple[Operator, ...]:
+    """The operators on ``gpus``, in graph order."""
+    return tuple(op for op in rpeg.operators if not plan[op.name].allocation.disjoint(gpus))
+
+
+def held_always(rpeg: Rpeg, plan: ExecutionPlan, book: CostBook, here: tuple[Operator, ...]) -> Holding:
+    """S of the models of the operators that are ``here``."""
+    total = 0.0
+    parts: list[tuple[str, str, MemoryKind, int]] = []
+    resident: set[str] = set()
     for model in rpeg.models:
         # The state of a fused training is that of all its models; it counts once, with the first.
         users = [op for op in here if op.model == model.name]
         for trainer in (op.name for op in users if op.role is Role.TRAINING):
-            kind = MemoryKind.TRAINING_STATE
-            persistent.extend(_items(book, plan, model.name, trainer, {kind}, persistent=True))
-            persistent_bytes = persistent_bytes + _bytes(book, plan, trainer, kind)
+            parts.append((model.name, trainer, MemoryKind.TRAINING_STATE, 1))
+            total = total + _bytes(book, plan, trainer, MemoryKind.TRAINING_STATE)
         serving = [op.name for op in users if op.role is not Role.TRAINING]
         copies = serving_copies(rpeg, model.name)
         if serving and copies:
             resident.add(model.name)
-            kind = MemoryKind.WEIGHTS
             owner = max(serving, key=lambda name: _bytes(book, plan, name, MemoryKind.WEIGHTS))
-            persistent.extend(_items(book, plan, model.name, owner, {kind}, persistent=True, copies=copies))
-            persistent_bytes = persistent_bytes + copies * _bytes(book, plan, owner, kind)
-    worst_bytes, worst, worst_kinds = 0.0, None, frozenset()
+            parts.append((model.name, owner, MemoryKind.WEIGHTS, copies))
+            total = total + copies * _bytes(book, plan, owner, MemoryKind.WEIGHTS)
+    return Holding(bytes=total, parts=tuple(parts), resident=frozenset(resident))
+
+
+def demands(
+    rpeg: Rpeg, plan: ExecutionPlan, book: CostBook, here: tuple[Operator, ...], held: Holding
+) -> Iterator[Demand]:
+    """A of every operator that is ``here``, then of every arrival of weights."""
+    running = frozenset({MemoryKind.GRADIENTS, MemoryKind.TRANSIENT})
     for op in here:
-        transient = _bytes(book, plan, op.name, MemoryKind.TRANSIENT)
-        kinds = {MemoryKind.TRANSIENT}
-        if op.model not in resident or op.role is Role.TRAINING:
-            transient = transient + _bytes(book, plan, op.name, MemoryKind.WEIGHTS)
-            kinds.add(MemoryKind.WEIGHTS)
-        if worst is None or transient > worst_bytes:
-            worst_bytes, worst, worst_kinds = transient, op, frozenset(kinds)
-    items = list(persistent)
-    if worst is not None:
-        items.extend(_items(book, plan, worst.model, worst.name, worst_kinds, persistent=False))
-    return SegmentMemory(
-        gpus=gpus,
-        peak_bytes=persistent_bytes + worst_bytes,
-        moment=None if worst is None else worst.name,
-        items=tuple(items),
-    )
+        needed, kinds = _bytes(book, plan, op.name, MemoryKind.TRANSIENT), running
+        if op.model not in held.resident or op.role is Role.TRAINING:
+            needed = needed + _bytes(book, plan, op.name, MemoryKind.WEIGHTS)
+            kinds = running | {MemoryKind.WEIGHTS}
+        phase = Phase.PASSES if op.role is Role.TRAINING else Phase.RUN
+        yield Demand(operator=op.name, phase=phase, bytes=needed, parts=((op.name, kinds),))
+    weights = frozenset({MemoryKind.WEIGHTS})
+    names = {op.name for op in here}
+    for op in here:
+        if op.model is None or op.role is Role.TRAINING:
+            continue
+        trainer = training_operator(rpeg, op.model)
+        if trainer in names and not _same_place(plan[trainer], plan[op.name]):
+            both = _bytes(book, plan, trainer, MemoryKind.WEIGHTS) + _bytes(book, plan, op.name, MemoryKind.WEIGHTS)
+            yield Demand(
+                operator=op.name, phase=Phase.ARRIVAL, bytes=both, parts=((trainer, weights), (op.name, weights))
+            )
+
+
+def memory_items(
+    rpeg: Rpeg, plan: ExecutionPlan, book: CostBook, held: Holding, demand: Demand | None
+) -> tuple[MemoryItem, ...]:
+    """What is held, then what is needed, term by term; terms of 0 bytes are left out."""
+    items: list[MemoryItem] = []
+    for model, operator, kind, copies in held.parts:
+        items += _items(book, plan, model, operator, frozenset({kind}), persistent=True, copies=copies)
+    for operator, kinds in () if demand is None else demand.parts:
+        items += _items(book, plan, rpeg.operator(operator).model, operator, kinds, persistent=False)
+    return tuple(items)
+
+
+def _same_place(one: Assignment, other: Assignment) -> bool:
+    return one.allocation == other.allocation and one.layout == other.layout
 
 
 def _bytes(book: CostBook, plan: ExecutionPlan, operator: str, kind: MemoryKind) -> float:
@@ -133,7 +233,7 @@ def _items(
     plan: ExecutionPlan,
     model: str | None,
     operator: str,
-    kinds: set[MemoryKind] | frozenset[MemoryKind],
+    kinds: frozenset[MemoryKind],
     *,
     persistent: bool,
     copies: int = 1,

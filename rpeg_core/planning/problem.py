@@ -35,6 +35,9 @@ class Evaluator(Protocol):
     def evaluate(self, choice: Sequence[int]) -> Evaluation:
         """Evaluate one candidate index per operator, in the graph's operator order."""
 
+    def evaluate_many(self, choices: np.ndarray) -> np.ndarray:
+        """Evaluate the rows of ``choices``, shape (n, operators); a row of the result has the fields of Evaluation."""
+
     def critical_seconds(self, choice: Sequence[int]) -> np.ndarray:
         """Seconds that each operator contributes to the critical path of the schedule, shape (operators,)."""
 
@@ -99,6 +102,9 @@ class ReadableEvaluator:
 
     def evaluate(self, choice: Sequence[int]) -> Evaluation:
         return self._problem.predict(self._problem.plan(choice)).evaluation
+
+    def evaluate_many(self, choices: np.ndarray) -> np.ndarray:
+        return np.array([attrs.astuple(self.evaluate(choice)) for choice in choices.tolist()], np.float64)
 
     def critical_seconds(self, choice: Sequence[int]) -> np.ndarray:
         return critical_seconds(self._problem.predict(self._problem.plan(choice)))

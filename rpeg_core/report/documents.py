@@ -72,6 +72,7 @@ def memory(memory: DeviceMemory) -> list[dict[str, Any]]:
             "gpus": str(segment.gpus),
             "peak_bytes": segment.peak_bytes,
             "while": segment.moment,
+            "phase": None if segment.phase is None else segment.phase.value,
             "terms": [attrs.asdict(item) for item in segment.items],
         }
         for segment in memory.segments
@@ -79,7 +80,21 @@ def memory(memory: DeviceMemory) -> list[dict[str, Any]]:
 
 
 def remedies(found: Remedies) -> dict[str, Any]:
-    return {"remedies": [attrs.asdict(remedy) for remedy in found.found], "tried_in_vain": list(found.tried)}
+    """``slowdown`` is time per token over that of the compared plan, less 1."""
+    compared = None
+    if found.present is not None:
+        compared = {
+            "tokens_per_s": found.present.tokens_per_s,
+            "step_s": found.present.step_s,
+            "is": "the plan" if found.present.assignments else "a plan without limit of memory",
+        }
+    return {
+        "remedies": [attrs.asdict(remedy) for remedy in found.found],
+        "compared_with": compared,
+        "tried_in_vain": list(found.tried),
+        "untried": list(found.untried),
+        "tries_stopped": found.stopped,
+    }
 
 
 def diagnostics(found: Sequence[LoadedDiagnostic]) -> list[dict[str, Any]]:

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from rpeg_core.costing.memory import DeviceMemory, MemoryItem, SegmentMemory
+from rpeg_core.costing.memory import DeviceMemory, MemoryItem, Phase, SegmentMemory
 from rpeg_core.report import words
 from rpeg_core.report.page import Column, Grid, Grouping
+from rpeg_core.spec.machine import Allocation
 
-__all__ = ["gpus", "largest_terms", "memory_details", "memory_overview", "out_of_memory"]
+__all__ = ["gpus", "largest_terms", "memory_details", "memory_overview", "moment", "out_of_memory"]
 
 BAR_CELLS = 24
 LARGEST_TERMS = 3
 
 
-def gpus(segment: SegmentMemory) -> str:
+class _OnGpus(Protocol):
+    @property
+    def gpus(self) -> Allocation: ...
+
+
+def moment(segment: SegmentMemory) -> str:
+    """``actor_training computes gradients``, what happens at the peak; ``idle`` where nothing is placed."""
+    return f"{segment.moment} {(segment.phase or Phase.RUN).value}" if segment.moment else "idle"
+
+
+def gpus(segment: _OnGpus) -> str:
     """``GPU 3`` or ``GPUs 0-15``."""
     return ("GPU " if segment.gpus.size == 1 else "GPUs ") + str(segment.gpus)
 
@@ -33,7 +45,7 @@ def out_of_memory(memory: DeviceMemory, usable_bytes: float) -> str:
     need = "need" if peak.gpus.size > 1 else "needs"
     return (
         f"{gpus(peak)} {need} {words.gigabytes(peak.peak_bytes)} of {words.gigabytes(usable_bytes)}"
-        f" while {peak.moment} runs: {largest_terms(peak)}"
+        f" while {moment(peak)}: {largest_terms(peak)}"
     )
 
 
@@ -51,7 +63,7 @@ def memory_overview(memory: DeviceMemory, usable_bytes: float) -> Grid:
                 words.gigabytes(segment.peak_bytes),
                 words.gigabytes(usable_bytes),
                 words.percent(share),
-                segment.moment or "idle",
+                moment(segment),
             )
         )
     return Grid(
@@ -76,8 +88,8 @@ def memory_details(memory: DeviceMemory, usable_bytes: float, operators: Sequenc
         if operators is None:
             over = segment.peak_bytes > usable_bytes
             styles.append((len(rows), "bold red" if over else "bold"))
-            moment = f"while {segment.moment}" if segment.moment else "idle"
-            rows.append((gpus(segment), "", "peak", moment, *_size(segment.peak_bytes, usable_bytes)))
+            when = f"while {moment(segment)}" if segment.moment else "idle"
+            rows.append((gpus(segment), "", "peak", when, *_size(segment.peak_bytes, usable_bytes)))
         for item in segment.items:
             if operators is None or item.operator in operators:
                 held = "always" if item.persistent else "while running"

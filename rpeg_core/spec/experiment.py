@@ -94,6 +94,7 @@ class Experiment:
     def document(self) -> dict[str, Any]:
         """The resolved experiment as a JSON-ready mapping that :func:`parse_experiment` reads."""
         lengths = [[q.fraction, q.tokens] for q in self.workload.response_lengths]
+        cache = self.workload.cache_bytes_per_element
         return {
             "algorithm": self.algorithm,
             "models": {
@@ -112,6 +113,7 @@ class Experiment:
                 "response_tokens": self.workload.response_tokens,
                 **({"response_lengths": lengths} if lengths else {}),
                 "bytes_per_element": self.workload.bytes_per_element,
+                **({} if cache is None else {"cache_bytes_per_element": cache}),
                 "shared_prefix": self.workload.shared_prefix,
             },
             "cluster": attrs.asdict(self.cluster, filter=lambda _, value: value is not None),
@@ -193,8 +195,10 @@ def _workload(section: Section, base_dir: Path) -> Workload:
         "response_tokens",
         "response_lengths",
         "bytes_per_element",
+        "cache_bytes_per_element",
         "shared_prefix",
     )
+    cache = section.get("cache_bytes_per_element")
     return Workload(
         prompts=section.integer("prompts", minimum=1),
         rollouts_per_prompt=section.integer("rollouts_per_prompt", 1, minimum=1),
@@ -202,6 +206,7 @@ def _workload(section: Section, base_dir: Path) -> Workload:
         response_tokens=section.integer("response_tokens", minimum=1),
         response_lengths=read_lengths(section, base_dir),
         bytes_per_element=section.integer("bytes_per_element", 2),
+        cache_bytes_per_element=None if cache is None else section.integer("cache_bytes_per_element"),
         shared_prefix=section.boolean("shared_prefix", False),
     )
 

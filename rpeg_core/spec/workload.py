@@ -57,6 +57,7 @@ class Workload:
         response_tokens: Lr; with ``response_lengths`` the length at which every response is finished (t_Q = Lr).
         response_lengths: (f_q, t_q) with f_Q = 1 and t_Q = Lr; empty means one phase.
         bytes_per_element: s_b, 2 for BF16.
+        cache_bytes_per_element: of keys and values in a generation's cache; None is s_b.
         shared_prefix: prefill each prompt once for all its rollouts **[choice]** (model.md, section 3).
 
     Raises:
@@ -69,6 +70,7 @@ class Workload:
     response_tokens: int
     response_lengths: tuple[LengthQuantile, ...] = ()
     bytes_per_element: int = 2
+    cache_bytes_per_element: int | None = None
     shared_prefix: bool = False
 
     def __attrs_post_init__(self) -> None:
@@ -82,6 +84,11 @@ class Workload:
             raise ExperimentError(
                 f"workload.bytes_per_element is {self.bytes_per_element!r}",
                 facts=["allowed: 2 (BF16 or FP16) or 4 (FP32)"],
+            )
+        if self.cache_bytes_per_element not in (None, 1, 2, 4):
+            raise ExperimentError(
+                f"workload.cache_bytes_per_element is {self.cache_bytes_per_element!r}",
+                facts=["allowed: 1 (FP8 or INT8), 2 (BF16 or FP16) or 4 (FP32)"],
             )
         if self.response_lengths:
             _check_quantiles(self.response_lengths, self.response_tokens)

@@ -242,6 +242,7 @@ def toy_memory_terms(
     *,
     training_state: Mapping[tuple[str, str], float] | None = None,
     weights: Mapping[tuple[str, str], float] | None = None,
+    gradients: Mapping[tuple[str, str], float] | None = None,
     transient: Mapping[tuple[str, str], float] | None = None,
 ) -> tuple[CostTerm, ...]:
     """Bytes by (model, role) in each :class:`MemoryKind`, divided by the GPUs of the layout; absent is 0.
@@ -266,6 +267,7 @@ def toy_memory_terms(
     tables = {
         MemoryKind.TRAINING_STATE: training_state or {},
         MemoryKind.WEIGHTS: weights or {},
+        MemoryKind.GRADIENTS: gradients or {},
         MemoryKind.TRANSIENT: transient or {},
     }
     return tuple(term(kind, table) for kind, table in tables.items())

@@ -215,17 +215,21 @@ def test_when_no_operator_fits_the_error_names_it_and_the_smallest_change(rpeg, 
         r"36.0 GB: optimizer state [\d.]+ GB, .*",
         lines[1],
     )
-    memory, nodes = [line for line in lines if line.startswith("  fits with ")]
-    assert re.fullmatch(r"  fits with cluster.memory_gb: 8[\d.]+ instead of 40, at [\d,]+ tok/s or more", memory)
-    assert re.fullmatch(r"  fits with cluster.nodes_per_rack: 4 instead of 1, at [\d,]+ tok/s or more", nodes)
-    assert "  found nothing that fits by changing workload.prompts" in lines
-    assert re.fullmatch(r"hint: set cluster.memory_gb: 8[\d.]+", lines[-1])
+    assert re.fullmatch(r"  cheapest changes, against [\d,]+ tok/s if memory were no limit:", lines[2])
+    nodes, memory, vain = lines[3:6]
+    cost = r"step [\d.]+ s -> [\d.]+ s \([+-]\d+% time\)"
+    assert re.fullmatch(rf"  cluster.nodes_per_rack 1 -> 4 \(×4 GPUs\): fits \(3[\d.]+ of 36.0 GB\), {cost}", nodes)
+    assert re.fullmatch(
+        rf"  GPUs with 8[\d.]+ GB instead of 40 \(cluster.memory_gb\): fits \(7[\d.]+ of 7[\d.]+ GB\), {cost}", memory
+    )
+    assert vain.startswith("  found nothing that fits by changing structure.actor_critic_sharing, ")
+    assert lines[-1] == "hint: set cluster.nodes_per_rack: 4"
     assert not Path("plan.json").exists()
 
 
 def test_the_proposed_change_makes_it_fit(rpeg, experiment) -> None:
     ran = rpeg("plan", experiment(cluster=TINY))
-    memory_gb = float(re.search(r"cluster.memory_gb: ([\d.]+) instead", ran.err)[1])
+    memory_gb = float(re.search(r"GPUs with ([\d.]+) GB instead", ran.err)[1])
     assert rpeg("plan", experiment(cluster={**TINY, "memory_gb": memory_gb})).code == 0
     assert rpeg("plan", experiment(cluster={**TINY, "memory_gb": memory_gb - 0.2})).code == 1
 
@@ -242,14 +246,16 @@ def test_when_operators_do_not_fit_together_the_error_names_the_gpus(rpeg, exper
     )
 
 
-def test_the_smallest_change_comes_first(rpeg, experiment) -> None:
+def test_the_change_that_costs_least_time_comes_first_and_gpus_last(rpeg, experiment) -> None:
     ran = rpeg("plan", experiment(cluster={**TINY, "memory_gb": 80}))
-    assert re.findall(r"  fits with ([\w.]+: \S+)", ran.err) == [
-        "structure.actor_critic_sharing: [true]",
-        "cluster.memory_gb: 81.3",
-        "workload.prompts: 128",
-        "cluster.nodes_per_rack: 2",
-    ]
+    changes = re.findall(r"  (\S+) .* \(([+-]\d+)% time\)", ran.err)
+    kinds = [key for key, _ in changes]
+    assert kinds[-2:] == ["cluster.nodes_per_rack", "GPUs"]
+    changed = {"cache_bytes_per_element", "prompts", "response_tokens"}
+    assert set(kinds[:-2]) == {"structure.actor_critic_sharing", *(f"workload.{key}" for key in changed)}
+    assert kinds[0] == "structure.actor_critic_sharing"
+    slower = [int(percent) for _, percent in changes[:-2]]
+    assert slower == sorted(slower)
     assert ran.err.splitlines()[-1] == "hint: set structure.actor_critic_sharing: [true]"
 
 
@@ -257,8 +263,18 @@ def test_no_plan_as_json(rpeg, experiment) -> None:
     ran = rpeg("plan", experiment(cluster=TINY), "--json")
     document = json.loads(ran.out)
     assert (ran.code, document["feasible"]) == (1, False)
-    assert [remedy["key"] for remedy in document["remedies"]] == ["cluster.memory_gb", "cluster.nodes_per_rack"]
-    assert document["tried_in_vain"] == ["structure.actor_critic_sharing", "workload.prompts"]
+    assert [remedy["key"] for remedy in document["remedies"]] == ["cluster.nodes_per_rack", "cluster.memory_gb"]
+    assert document["compared_with"]["is"] == "a plan without limit of memory"
+    for remedy in document["remedies"]:
+        assert remedy["slowdown"] == pytest.approx(
+            document["compared_with"]["tokens_per_s"] / remedy["tokens_per_s"] - 1
+        )
+    assert document["tried_in_vain"] == [
+        "structure.actor_critic_sharing",
+        "workload.cache_bytes_per_element",
+        "workload.prompts",
+        "workload.response_tokens",
+    ]
 
 
 def test_where_strategies_find_nothing_the_descent_may(rpeg) -> None:

@@ -49,7 +49,9 @@ def test_a_layout_that_does_not_fit(rpeg, experiment) -> None:
     assert list(rows) == ["0", "1-31"]
     assert lines[0] == "error[no-feasible-plan]: this plan does not fit"
     assert re.fullmatch(
-        r"  GPU 0 needs [\d,.]+ GB of 91.8 GB while actor_training runs: actor_training activations .*", lines[1]
+        r"  GPU 0 needs [\d,.]+ GB of 91.8 GB while actor_training computes gradients: "
+        r"actor_training activations .*",
+        lines[1],
     )
 
 

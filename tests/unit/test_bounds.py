@@ -64,7 +64,12 @@ def uneven_costs(seed: int, exponent: float, transfers: float) -> list:
         return transfers * (0.01 + batch.bytes / (1e4 * narrow)) * (1 + batch.tier) * (2.0 if batch.reshard else 1.0)
 
     def memory(kind: MemoryKind) -> CostTerm:
-        full = {MemoryKind.TRAINING_STATE: 600.0, MemoryKind.WEIGHTS: 100.0, MemoryKind.TRANSIENT: 150.0}[kind]
+        full = {
+            MemoryKind.TRAINING_STATE: 600.0,
+            MemoryKind.WEIGHTS: 100.0,
+            MemoryKind.GRADIENTS: 50.0,
+            MemoryKind.TRANSIENT: 100.0,
+        }[kind]
 
         def function(batch: MemoryBatch) -> Floats:
             layouts = batch.layouts

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpeg_core.costing.memory import device_memory, serving_copies
+from rpeg_core.costing.memory import Phase, device_memory, serving_copies
 from rpeg_core.ir import RpegBuilder
 from rpeg_core.records import CostTerm, MemoryKind, Target
 from rpeg_core.spec.machine import DeviceSpace
@@ -52,7 +52,8 @@ def where(rpeg, plan):
         persistent = sum(i.bytes for i in segment.items if i.persistent)
         transient = sum(i.bytes for i in segment.items if not i.persistent)
         assert segment.peak_bytes == persistent + transient
-        assert {i.operator for i in segment.items if not i.persistent} <= {segment.moment}
+        others = {"t"} if segment.phase is Phase.ARRIVAL else set()
+        assert {i.operator for i in segment.items if not i.persistent} <= {segment.moment, *others}
         found[str(segment.gpus)] = (persistent, segment.moment, transient)
     return found
 
@@ -116,10 +117,10 @@ def test_only_the_shadow_copy_adds_to_the_peak_of_another_operator(tau, persiste
 
 
 def test_synchronous_serving_around_training():
-    # g on 0-1 (half each), t on 1
+    # g on 0-1 (half each), t on 1: when its weights arrive, GPU 1 holds the shards of both
     assert where(pair(0), {"g": on(0, 2), "t": on(1)}) == {
         "0": (0, "g", 50 + 5),
-        "1": (600, "t", 100 + 30),
+        "1": (600, "g", 100 + 50),
         "2-3": (0, None, 0),
     }
 
@@ -128,7 +129,7 @@ def test_synchronous_serving_around_training():
 def test_asynchronous_serving_around_training_keeps_copies_on_all_its_gpus(tau):
     assert where(pair(tau), {"g": on(0, 2), "t": on(1)}) == {
         "0": (tau * 50, "g", 5),
-        "1": (600 + tau * 50, "t", 100 + 30),
+        "1": (600 + tau * 50, "g", 100 + 50),
         "2-3": (0, None, 0),
     }
 
@@ -137,7 +138,7 @@ def test_synchronous_training_around_serving():
     # t on 0-1 (half each), g on 1
     assert where(pair(0), {"g": on(1), "t": on(0, 2)}) == {
         "0": (300, "t", 50 + 15),
-        "1": (300, "g", 100 + 10),
+        "1": (300, "g", 50 + 100),
         "2-3": (0, None, 0),
     }
 
@@ -145,7 +146,7 @@ def test_synchronous_training_around_serving():
 def test_asynchronous_training_around_serving_keeps_a_copy_where_both_are():
     assert where(pair(1), {"g": on(1), "t": on(0, 2)}) == {
         "0": (300, "t", 50 + 15),
-        "1": (300 + 100, "t", 50 + 15),
+        "1": (300 + 100, "g", 50 + 100),
         "2-3": (0, None, 0),
     }
 
@@ -153,9 +154,25 @@ def test_asynchronous_training_around_serving_keeps_a_copy_where_both_are():
 @pytest.mark.parametrize("tau", [0, 1, 2])
 def test_full_colocation_keeps_tau_copies_beside_the_training_state(tau):
     assert where(pair(tau), {"g": on(0, 2), "t": on(0, 2, tensor=2)}) == {
-        "0-1": (300 + tau * 50, "t", 50 + 15),
+        "0-1": (300 + tau * 50, "g", 50 + 50),
         "2-3": (0, None, 0),
     }
+
+
+def test_weights_that_need_not_move_are_not_held_twice():
+    """Trained and served in the same place: the trainer's shard is the one that is served."""
+    assert where(pair(0), {"g": on(0, 2, tensor=2), "t": on(0, 2, tensor=2)})["0-1"] == (300, "t", 50 + 15)
+
+
+def test_arriving_weights_are_below_the_peak_where_a_cache_is_larger_than_a_shard():
+    terms = toy_memory_terms(
+        training_state={("m", "training"): 600},
+        weights={("m", "training"): 100, ("m", "generation"): 100},
+        transient={("m", "training"): 30, ("m", "generation"): 102},
+    )
+    rpeg, plan = pair(0), {"g": on(0, 2), "t": on(0, 2, tensor=2)}
+    peak = device_memory(rpeg, plan, toy_book(rpeg, MACHINE, memory=terms)).peak
+    assert (peak.moment, peak.phase, peak.peak_bytes) == ("g", Phase.RUN, 300 + 50 + 51)
 
 
 # --- other placements
@@ -218,7 +235,7 @@ def test_two_synchronous_servings_hold_their_own_weights_one_after_the_other():
 def test_every_gpu_keeps_copies_of_the_layout_that_serves_there():
     assert where(two_servings(1), {"g": on(0, 2), "i": on(2), "t": on(1)}) == {
         "0": (50, "g", 5),
-        "1": (600 + 50, "t", 130),
+        "1": (600 + 50, "g", 100 + 50),
         "2": (60, "i", 4),
         "3": (0, None, 0),
     }
@@ -312,6 +329,8 @@ def test_any_placement(configuration, data):
             * book.operators[op.name].weights[book.row(plan[op.name], op.name)]
             for op in here
         )
+        if segment.phase is Phase.ARRIVAL:  # one version more than the copies that are kept
+            everything += book.operators[segment.moment].weights[book.row(plan[segment.moment], segment.moment)]
         assert segment.peak_bytes <= everything + 1e-9
 
     # asynchrony adds copies and never removes state

@@ -111,11 +111,11 @@ def test_the_training_state_of_both_models_stays_on_the_gpus():
     terms = toy_memory_terms(
         training_state={("actor", "training"): 800.0, ("critic", "training"): 400.0},
         weights={("actor", "training"): 80.0, ("critic", "training"): 40.0, ("critic", "inference"): 40.0},
-        transient={("actor", "training"): 20.0, ("critic", "training"): 10.0},
+        transient={("actor", "training"): 20.0, ("critic", "training"): 60.0},
     )
     graph = toy_ppo(fused=True)
     memory = device_memory(graph, TOGETHER, toy_book(graph, MACHINE, memory=terms))
-    assert memory.peak.peak_bytes == (800 + 400) / 2 + (80 + 40) / 2 + (20 + 10) / 2
+    assert memory.peak.peak_bytes == (800 + 400) / 2 + (80 + 40) / 2 + (20 + 60) / 2
     assert memory.peak.moment == "fused_training"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rpeg_core.costing.memory import DeviceMemory, MemoryItem, SegmentMemory
+from rpeg_core.costing.memory import DeviceMemory, MemoryItem, Phase, SegmentMemory
 from rpeg_core.report.memory import largest_terms, memory_details, memory_overview, out_of_memory
 from rpeg_core.report.page import Column, Grid, Grouping, draw
 from rpeg_core.spec.machine import Allocation
@@ -18,6 +18,7 @@ CROWDED = SegmentMemory(
     gpus=Allocation(0, 16),
     peak_bytes=100e9,
     moment="actor_training",
+    phase=Phase.PASSES,
     items=(
         item("actor_training", "weights", 5, persistent=False),
         item("actor_training", "optimizer state", 60, persistent=True),
@@ -39,7 +40,7 @@ def test_the_largest_terms_name_the_model_of_what_stays_and_the_operator_of_what
 
 def test_out_of_memory_names_gpus_need_and_moment() -> None:
     assert out_of_memory(MEMORY, 90e9).startswith(
-        "GPUs 0-15 need 100.0 GB of 90.0 GB while actor_training runs: actor optimizer state 60.0 GB, "
+        "GPUs 0-15 need 100.0 GB of 90.0 GB while actor_training computes gradients: actor optimizer state 60.0 GB, "
     )
     alone = DeviceMemory(segments=(SegmentMemory(gpus=Allocation(3, 4), peak_bytes=2e9, moment="x", items=()),))
     assert out_of_memory(alone, 1e9).startswith("GPU 3 needs 2.0 GB of 1.0 GB while x runs")
@@ -50,7 +51,7 @@ def test_the_overview_marks_what_does_not_fit() -> None:
     assert grid.written() == (
         ("GPUs", "peak", "usable", "share", "while"),
         (
-            ("0-15", "100.0 GB", "90.0 GB", "111%", "actor_training"),
+            ("0-15", "100.0 GB", "90.0 GB", "111%", "actor_training computes gradients"),
             ("16", "0.0 GB", "90.0 GB", "0%", "idle"),
         ),
     )
@@ -60,7 +61,7 @@ def test_the_overview_marks_what_does_not_fit() -> None:
 def test_the_details_begin_each_group_with_its_peak() -> None:
     rows = memory_details(MEMORY, 90e9).rows
     assert [row[2] for row in rows] == ["peak", "weights", "optimizer state", "activations", "gradients", "peak"]
-    assert rows[0] == ("GPUs 0-15", "", "peak", "while actor_training", "100.0 GB", "111%")
+    assert rows[0] == ("GPUs 0-15", "", "peak", "while actor_training computes gradients", "100.0 GB", "111%")
     assert rows[1] == ("GPUs 0-15", "actor_training", "weights", "while running", "5.0 GB", "5.6%")
     assert rows[2] == ("GPUs 0-15", "actor", "optimizer state", "always", "60.0 GB", "67%")
     assert rows[5][3] == "idle"

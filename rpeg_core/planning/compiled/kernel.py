@@ -80,6 +80,7 @@ from rpeg_core.planning.compiled.tables import (
     SUCCESSOR_SLOT,
     SUCCESSORS_FIRST,
     TO,
+    TRAINER,
     TRAINING_STATE,
     TRAINS,
     TRANSIENT,
@@ -223,6 +224,11 @@ def _same_allocation(placed, u, v):
 @helper
 def _same_degrees(placed, u, v):
     return placed[u, DEGREES] == placed[v, DEGREES]
+
+
+@helper
+def _same_place(placed, u, v):
+    return _same_allocation(placed, u, v) and _same_degrees(placed, u, v)
 
 
 @helper
@@ -619,6 +625,11 @@ def _peak(t, w, segments):
                 if operators[v, TRAINS] or operators[v, MODEL] == NONE or not resident[operators[v, MODEL]]:
                     transient = transient + costs[placed[v, COSTS], WEIGHTS]
                 worst = max(worst, transient)
+                if not operators[v, TRAINS] and operators[v, MODEL] != NONE:  # where new weights arrive
+                    trainer = models[operators[v, MODEL], TRAINER]
+                    if trainer != NONE and _on(placed, trainer, s) and not _same_place(placed, trainer, v):
+                        both = costs[placed[trainer, COSTS], WEIGHTS] + costs[placed[v, COSTS], WEIGHTS]
+                        worst = max(worst, both)
         peak = max(peak, persistent + worst)
     return peak
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from rpeg_core.costing.batches import Floats, Ints, Layouts
 from rpeg_core.costing.memory import serving_copies
-from rpeg_core.ir import Role, Rpeg, data_order
+from rpeg_core.ir import Role, Rpeg, data_order, training_operator
 from rpeg_core.passes.score import usable_bytes
 from rpeg_core.spec.machine import DeviceSpace, Tier
 
@@ -69,9 +69,10 @@ OPERATOR_COLUMNS = 9
 PAIR_BEFORE, PAIR_MODEL, PAIR_SHADOW, PAIR_INDEX = range(4)
 PAIR_COLUMNS = 4
 
-# Columns of Tables.models: the operators that invoke one, whether it is frozen, and the copies kept to serve it.
-USERS_FIRST, USERS_STOP, FROZEN, COPIES = range(4)
-MODEL_COLUMNS = 4
+# Columns of Tables.models: the operators that invoke one, whether it is frozen, the copies kept to serve it, and the
+# operator that trains it, NONE for a frozen model.
+USERS_FIRST, USERS_STOP, FROZEN, COPIES, TRAINER = range(5)
+MODEL_COLUMNS = 5
 
 # Columns of Tables.data_edges, which are grouped by target: the source, whether a generation's rows go to an inference
 # (phase by phase if both are split), and the position among the graph's data edges.
@@ -258,6 +259,8 @@ def _models(rpeg: Rpeg, lists: list[int]) -> Ints:
         models[m, USERS_FIRST : USERS_STOP + 1] = _append(lists, users)
         models[m, FROZEN] = not model.trainable
         models[m, COPIES] = serving_copies(rpeg, model.name)
+        trainer = training_operator(rpeg, model.name)
+        models[m, TRAINER] = NONE if trainer is None else rpeg.index(trainer)
     return models
 
 

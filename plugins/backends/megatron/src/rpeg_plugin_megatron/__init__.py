@@ -9,15 +9,17 @@ from __future__ import annotations
 import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
-from rpeg_core import BackendSpec, hookimpl
+from rpeg_core import BackendSpec, Diagnostic, Severity, hookimpl
 from rpeg_plugin_megatron.settings import Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rpeg_core.calibration.measurements import CalibrationRequest, Measurements
     from rpeg_core.planning.plan import Plan
     from rpeg_core.runtime.lengths import LengthsRequest
 
-__all__ = ["MEGATRON", "Settings", "rpeg_backends"]
+__all__ = ["MEGATRON", "Settings", "rpeg_backends", "rpeg_check_plan"]
 
 
 def _probe() -> str | None:
@@ -60,3 +62,16 @@ MEGATRON = BackendSpec(
 def rpeg_backends() -> tuple[BackendSpec, ...]:
     """The backend on Megatron-Core."""
     return (MEGATRON,)
+
+
+@hookimpl
+def rpeg_check_plan(plan: Plan) -> Iterator[Diagnostic]:
+    """What this backend refuses to run although the planner's rules allow it."""
+    from rpeg_plugin_megatron.layouts import refusals
+
+    for operators, reason in refusals(plan):
+        yield Diagnostic(
+            severity=Severity.WARNING,
+            message=f"backend megatron cannot run {operators}: {reason}",
+            hint="pin another tp, or run the plan elsewhere",
+        )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from rpeg_core.planning.assignment import Layout
-from rpeg_core.spec.models import ModelSpec, Norm
+from collections.abc import Iterator
 
-__all__ = ["FAMILIES", "check_layout", "check_model"]
+from rpeg_core.planning.assignment import Layout
+from rpeg_core.planning.plan import Plan
+from rpeg_core.spec.models import ModelSpec, Norm
+from rpeg_core.spec.workload import Workload
+
+__all__ = ["FAMILIES", "check_layout", "check_model", "check_workload", "refusals"]
 
 FAMILIES = ("inline", "llama", "mistral", "qwen2", "qwen3")
 """Gated decoders with RMSNorm and rotary positions; ``inline`` stands for dimensions written in the experiment."""
@@ -55,3 +59,28 @@ def check_layout(spec: ModelSpec, layout: Layout) -> str | None:
     if spec.layers % layout.pipeline:
         return f"pp={layout.pipeline} does not divide the {spec.layers} layers of {spec.name}"
     return None
+
+
+def check_workload(workload: Workload) -> str | None:
+    """Why this backend cannot run a workload, as a sentence, or None when it can."""
+    cache = workload.cache_bytes_per_element
+    if cache is not None and cache != workload.bytes_per_element:
+        return (
+            f"workload.cache_bytes_per_element is {cache}; its KV cache has {workload.bytes_per_element}, like the rest"
+        )
+    return None
+
+
+def refusals(plan: Plan) -> Iterator[tuple[str, str]]:
+    """(operators, reason) for everything in a plan that this backend cannot run."""
+    reasons: dict[str, list[str]] = {}
+    for operator in plan.rpeg.operators:
+        for model in plan.rpeg.models_of(operator.name):
+            reason = check_layout(model.spec, plan.assignments[operator.name].layout)
+            if reason is not None and operator.name not in reasons.setdefault(reason, []):
+                reasons[reason].append(operator.name)
+    for reason, operators in reasons.items():
+        yield ", ".join(operators), reason
+    reason = check_workload(plan.workload)
+    if reason is not None:
+        yield "this plan", reason

@@ -33,6 +33,7 @@ from rpeg_plugin_megatron.device import Device, choose_device
 from rpeg_plugin_megatron.flow import Flow, Rows
 from rpeg_plugin_megatron.groups import build_groups
 from rpeg_plugin_megatron.installations import Installation, first_weights, role_of, spec_to_run
+from rpeg_plugin_megatron.layouts import check_workload
 from rpeg_plugin_megatron.messages import Done, Execute
 from rpeg_plugin_megatron.model import build_shard
 from rpeg_plugin_megatron.operators import Job, Operators, row_shape
@@ -112,6 +113,9 @@ class Worker:
                 facts=[f"device: {self.device.torch}, {self.device.dtype}"],
                 hint=f"plan with workload.bytes_per_element: {self.device.bytes_per_element}",
             )
+        reason = check_workload(self.plan.workload)
+        if reason is not None:
+            raise BackendError("backend megatron cannot run this plan", facts=[reason])
 
     def _join(self, store: dist.Store | None) -> None:
         if dist.is_initialized():

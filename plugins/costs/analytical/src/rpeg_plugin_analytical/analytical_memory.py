@@ -12,6 +12,7 @@ from rpeg_plugin_analytical import training_memory
 from rpeg_plugin_analytical.shards import kv_width_per_rank, shard_parameters
 from rpeg_plugin_analytical.shared import (
     ADAM_STATE_BYTES_PER_PARAMETER,
+    MASTER_WEIGHT_BYTES_PER_PARAMETER,
     checkpoint_interval,
     fused_checkpoints,
     live_microbatches,
@@ -20,6 +21,7 @@ from rpeg_plugin_analytical.shared import (
 
 __all__ = [
     "activations_bytes",
+    "first_state_bytes",
     "fused_activations_bytes",
     "fused_logits_bytes",
     "gradients_bytes",
@@ -43,6 +45,16 @@ def optimizer_state_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     if batch.role is not Role.TRAINING:
         return np.zeros(len(batch.layouts))
     return ADAM_STATE_BYTES_PER_PARAMETER * shard_parameters(model, batch.layouts) / batch.layouts.data
+
+
+@of_model
+def first_state_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
+    """The optimizer's state before its first update: ``4 W_shard / Pd``, the FP32 weights."""
+    if _of_framework(batch):
+        return training_memory.first_state_bytes(batch, model)
+    if batch.role is not Role.TRAINING:
+        return np.zeros(len(batch.layouts))
+    return MASTER_WEIGHT_BYTES_PER_PARAMETER * shard_parameters(model, batch.layouts) / batch.layouts.data
 
 
 @of_model
@@ -122,7 +134,8 @@ def logits_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
 
 @of_model
 def kv_cache_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
-    """Generation: K and V of the tokens held at the fullest moment, ``tokens (L/Pp) kv_elements(Pt) s_b``.
+    """Generation: K and V of the tokens held at the fullest moment, ``tokens (L/Pp) kv_elements(Pt)`` of the cache's
+    type.
 
     At the end of phase q the sequences still alive hold Lp + t_q tokens each; finished ones are freed.
     With a shared prefix the B prompts are held once each.
@@ -135,7 +148,7 @@ def kv_cache_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     if workload.shared_prefix:
         held = held + workload.prompts * workload.prompt_tokens
     per_token = model.layers / layouts.pipeline * model.kv_elements_per_token_per_layer(layouts.tensor)
-    return held / layouts.data * per_token * workload.bytes_per_element
+    return held / layouts.data * per_token * (batch.execution.cache_bytes_per_element or workload.bytes_per_element)
 
 
 @of_model

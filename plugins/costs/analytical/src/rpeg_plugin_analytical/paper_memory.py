@@ -10,6 +10,7 @@ from rpeg_core.ir import Role
 from rpeg_core.spec.models import Head, ModelSpec
 from rpeg_plugin_analytical.shared import (
     ADAM_STATE_BYTES_PER_PARAMETER,
+    MASTER_WEIGHT_BYTES_PER_PARAMETER,
     checkpoint_interval,
     fused_checkpoints,
     live_microbatches,
@@ -19,6 +20,7 @@ from rpeg_plugin_analytical.work import paper_layer_parameters
 
 __all__ = [
     "activations_bytes",
+    "first_state_bytes",
     "fused_activations_bytes",
     "gradients_bytes",
     "kv_cache_bytes",
@@ -43,6 +45,14 @@ def optimizer_state_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     if batch.role is not Role.TRAINING:
         return np.zeros(len(batch.layouts))
     return ADAM_STATE_BYTES_PER_PARAMETER * shard_parameters(model, batch.layouts) / batch.layouts.data
+
+
+@of_model
+def first_state_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
+    """Before the first update: ``4 W_shard / Pd``; the paper has no first step."""
+    if batch.role is not Role.TRAINING:
+        return np.zeros(len(batch.layouts))
+    return MASTER_WEIGHT_BYTES_PER_PARAMETER * shard_parameters(model, batch.layouts) / batch.layouts.data
 
 
 @of_model
@@ -103,4 +113,4 @@ def kv_cache_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
         return np.zeros(len(layouts))
     tokens = workload.sequences / layouts.data * workload.sequence_tokens
     width = model.layers / layouts.pipeline * model.hidden / layouts.tensor
-    return 2.0 * workload.bytes_per_element * tokens * width
+    return 2.0 * (batch.execution.cache_bytes_per_element or workload.bytes_per_element) * tokens * width

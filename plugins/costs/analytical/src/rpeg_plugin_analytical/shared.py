@@ -17,6 +17,7 @@ from rpeg_plugin_analytical.collectives import all_to_all_s, point_to_point_s
 
 __all__ = [
     "ADAM_STATE_BYTES_PER_PARAMETER",
+    "MASTER_WEIGHT_BYTES_PER_PARAMETER",
     "OPTIMIZER_TRAFFIC_BYTES_PER_PARAMETER",
     "boundary_s",
     "checkpoint_interval",
@@ -35,6 +36,10 @@ Batch = TypeVar("Batch", OperatorBatch, MemoryBatch)
 
 ADAM_STATE_BYTES_PER_PARAMETER = 12.0
 """FP32 master weight and two FP32 moments: 4 + 4 + 4 bytes (paper, D-H)."""
+
+MASTER_WEIGHT_BYTES_PER_PARAMETER = 4.0
+"""Of those the part that is there from the start: Adam makes the moments in its first update (``Adam._init_group`` of
+torch/optim/adam.py fills an empty state)."""
 
 OPTIMIZER_TRAFFIC_BYTES_PER_PARAMETER = 18.0
 """Effective memory traffic of an Adam update (paper, D-F)."""

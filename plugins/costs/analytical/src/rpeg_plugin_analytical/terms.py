@@ -69,6 +69,7 @@ def analytical_terms() -> tuple[CostTerm, ...]:
         *_memory_terms(
             model,
             optimizer_state=memory.optimizer_state_bytes,
+            first_state=memory.first_state_bytes,
             weights=memory.weights_bytes,
             gradients=memory.gradients_bytes,
             activations=memory.activations_bytes,
@@ -136,6 +137,7 @@ def paper_terms() -> tuple[CostTerm, ...]:
         *_memory_terms(
             model,
             optimizer_state=memory.optimizer_state_bytes,
+            first_state=memory.first_state_bytes,
             weights=memory.weights_bytes,
             gradients=memory.gradients_bytes,
             activations=memory.activations_bytes,
@@ -175,6 +177,7 @@ def _memory_terms(
     model: str,
     *,
     optimizer_state: MemoryFunction,
+    first_state: MemoryFunction,
     weights: MemoryFunction,
     gradients: MemoryFunction,
     activations: MemoryFunction,
@@ -189,9 +192,10 @@ def _memory_terms(
             MemoryKind.TRAINING_STATE,
             optimizer_state,
             "12 W_shard / Pd: FP32 weights and two moments",
+            first_step=first_state,
         ),
         _memory(model, "weights", "weights", MemoryKind.WEIGHTS, weights, "W_shard s_b"),
-        _memory(model, "gradients", "gradients", MemoryKind.TRANSIENT, gradients, "W_shard s_b / Pd"),
+        _memory(model, "gradients", "gradients", MemoryKind.GRADIENTS, gradients, "W_shard s_b / Pd"),
         _memory(
             model,
             "activations",
@@ -240,6 +244,7 @@ def _memory(
     summary: str,
     *,
     fused: FusedFunction | None = None,
+    first_step: MemoryFunction | None = None,
 ) -> CostTerm:
     return CostTerm(
         name=f"{model}.{term}",
@@ -249,4 +254,5 @@ def _memory(
         function=function,
         memory=kind,
         fused=fused,
+        first_step=first_step,
     )

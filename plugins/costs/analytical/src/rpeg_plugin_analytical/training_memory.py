@@ -17,9 +17,20 @@ from rpeg_core.spec.models import Head, ModelSpec
 from rpeg_plugin_analytical.frameworks import used_by
 from rpeg_plugin_analytical.shards import held_parameters, kv_width_per_rank, layer_parameters_per_rank
 
-__all__ = ["activation_bytes", "gradient_bytes", "logit_bytes", "reserve_bytes", "state_bytes", "weight_bytes"]
+__all__ = [
+    "activation_bytes",
+    "first_state_bytes",
+    "gradient_bytes",
+    "logit_bytes",
+    "reserve_bytes",
+    "state_bytes",
+    "weight_bytes",
+]
 
 Floats = NDArray[np.float64]
+
+MOMENT_BYTES = 8.0
+"""Two FP32 moments of Adam for each parameter."""
 
 GATHERED_LAYERS = 2.0
 """Layers whose whole weights a fully sharded model holds at a time: the one at work and the one prefetched."""
@@ -68,10 +79,22 @@ def state_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     """Two FP32 moments, and the FP32 weights where the weights are 16 bits wide."""
     if batch.execution.frozen_base:
         return np.zeros(len(batch.layouts))
-    each = 12.0
-    if batch.execution.sharding is Sharding.FULL and used_by(batch).held_weight_bytes == 4.0:
-        each = 8.0
+    each = MOMENT_BYTES + _master_bytes(batch)
     return each * held_parameters(model, batch.layouts, batch.execution.expert) / sharding_ranks(batch)
+
+
+def first_state_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
+    """The part of :func:`state_bytes` that is there before the first update: all but the moments."""
+    if batch.execution.frozen_base:
+        return np.zeros(len(batch.layouts))
+    held = held_parameters(model, batch.layouts, batch.execution.expert)
+    return _master_bytes(batch) * held / sharding_ranks(batch)
+
+
+def _master_bytes(batch: MemoryBatch) -> float:
+    """FP32 weights beside the held ones; none where those are FP32 themselves."""
+    full = batch.execution.sharding is Sharding.FULL and used_by(batch).held_weight_bytes == 4.0
+    return 0.0 if full else 4.0
 
 
 def _tokens(batch: MemoryBatch) -> Floats:
