@@ -65,12 +65,13 @@ def gradient_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
 
 
 def state_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
-    """Two FP32 moments, and the FP32 weights where the weights are 16 bits wide."""
+    """Two FP32 moments, and the FP32 weights where the weights are 16 bits wide; or what the framework keeps."""
     if batch.execution.frozen_base:
         return np.zeros(len(batch.layouts))
     each = 12.0
     if batch.execution.sharding is Sharding.FULL and used_by(batch).held_weight_bytes == 4.0:
         each = 8.0
+    each = each if used_by(batch).held_state_bytes is None else used_by(batch).held_state_bytes
     return each * held_parameters(model, batch.layouts, batch.execution.expert) / sharding_ranks(batch)
 
 
