@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -198,10 +199,14 @@ def markdown(results: Sequence[Result]) -> str:
         "",
         "<!-- python benchmarks/public_cases.py --write docs/public-cases.md -->",
         "",
-        f"{len(results)} cases that users of other frameworks published: what did not fit, what was refused, which of two splits was better.",
-        f"{len(counted(results))} say enough to ask RPEG the same question; it is right in {right} of them ({share_right(results):.0%}). Facts beyond a case have",
-        "their source in `benchmarks/measured/case_questions.yaml`; where one is not known, the question is asked for all that it",
-        "may be, and counts only if the verdict is always the same. Nothing is fitted to these cases.",
+        *textwrap.wrap(
+            f"{len(results)} cases that users of other frameworks published: what did not fit, what was refused, which "
+            f"of two splits was better. {len(counted(results))} say enough to ask RPEG the same question; it is right "
+            f"in {right} of them ({share_right(results):.0%}). Facts beyond a case have their source in "
+            "`benchmarks/measured/case_questions.yaml`; where one is not known, the question is asked for all that it "
+            "may be, and counts only if the verdict is always the same. Nothing is fitted to these cases.",
+            width=120,
+        ),
         "",
         *_table(["case", "question", "RPEG's verdict", "what happened", "", "why"], map(linked, _rows(results))),
     ]
@@ -229,7 +234,7 @@ def main() -> int:
     arguments = parser.parse_args()
     cases, models = load_cases()
     chosen = [case for case in cases if not arguments.case or case.id in arguments.case]
-    results = asked(chosen, Asker(Registry(), models))
+    results = asked(chosen, Asker(Registry(), models, QUESTIONS))
     if arguments.write is not None:
         arguments.write.write_text(markdown(results), encoding="utf-8")
     if arguments.json:

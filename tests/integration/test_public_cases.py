@@ -28,7 +28,10 @@ def script() -> ModuleType:
 def results() -> dict:
     module = script()
     cases, models = module.load_cases()
-    return {result.case.id: result for result in module.asked(cases, module.Asker(module.Registry(), models))}
+    return {
+        result.case.id: result
+        for result in module.asked(cases, module.Asker(module.Registry(), models, module.QUESTIONS))
+    }
 
 
 def asked() -> list:
@@ -62,7 +65,7 @@ def test_a_fact_that_is_not_known_may_not_change_the_verdict() -> None:
     module = script()
     cases, models = module.load_cases()
     question = next(case for case in cases if case.id == "case-17").questions[0]
-    asker = module.Asker(module.Registry(), models)
+    asker = module.Asker(module.Registry(), models, module.QUESTIONS)
     assert asker.ask({**question, "range": {"tokens": [16384, 32768]}}).verdict == "it depends"
 
 

@@ -18,8 +18,8 @@ def model(name: str) -> ModelSpec:
 
 
 def test_weights_and_cache_are_those_of_a_log() -> None:
-    """vllm-project/vllm#12330, Llama-3-8B on an A100 of 39.50 GiB: 14.96 GiB of weights; the 11.12 GiB that were left for the
-    cache after 9.37 GiB of activations and 0.10 GiB outside PyTorch are 5,691 blocks of 16 tokens, 11.12 times 8,192."""
+    """vllm-project/vllm#12330, Llama-3-8B on an A100 of 39.50 GiB: 14.96 GiB of weights; the 11.12 GiB left for the
+    cache beside 9.37 of activations and 0.10 outside PyTorch are 5,691 blocks of 16 tokens, 11.12 times 8,192."""
     found = engine_memory(
         model("meta-llama/Meta-Llama-3-8B"), Engine(memory_share=0.9, outside_bytes=0.10 * GIB), 39.50 * GIB
     )
@@ -39,7 +39,7 @@ def test_the_share_is_full_whatever_the_lengths() -> None:
 
 
 def test_weights_that_fill_the_share_leave_no_engine() -> None:
-    found = engine_memory(model("Qwen/Qwen2.5-72B"), Engine(tensor=2), 80 * GIB)
+    found = engine_memory(model("Qwen/Qwen2.5-72B"), Engine(), 80 * GIB)
     assert not found.starts
     assert found.share > 0.92 * 80 * GIB
     assert found.sequences(1000) == 0

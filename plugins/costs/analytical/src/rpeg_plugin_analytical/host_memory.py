@@ -23,7 +23,7 @@ __all__ = ["HostMemory", "Offloaded", "host_memory"]
 
 PINNED_GRADIENT_BYTES = 4.0
 """FP32 gradients that the update on the host reads: ``cpu_copy_map_grad`` of Megatron-LM
-(megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py, in the FP32 weights' type); DeepSpeed's ZeRO offload too."""
+(megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py, of the FP32 weights' type), DeepSpeed's ZeRO offload."""
 
 BUFFER_GRADIENT_BYTES = 4.0
 """A trainer's gradient buffer with ``accumulate_allreduce_grads_in_fp32``."""

@@ -1,16 +1,16 @@
-"""Runs that go on from a checkpoint: whether staleness stays bounded, and whether another plan may take over."""
+"""Questions about runs that go on from a checkpoint: is staleness still bounded, and may another plan take over?"""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import attrs
 from rpeg_plugin_megatron.checkpoints import Checkpoints
 from rpeg_plugin_megatron.settings import Settings
 
+from case_questions.asker import Answer, Asker, Facts
 from rpeg_core.errors import BackendError
 from rpeg_core.passes.lower import NodeKind
 from rpeg_core.planning.pins import Pin, parse_gpus
@@ -35,12 +35,27 @@ from rpeg_core.runtime.verify import Verdict, verify
 from rpeg_core.runtime.window import Window
 from rpeg_core.testing.toys import on, toy_mini, toy_plan, toy_workload
 
-__all__ = ["judged", "resumes"]
+__all__ = ["resume", "staleness"]
 
 DIGEST = "sha256:of the plan"
 
 
-def judged(tau: int, first_step: int, steps: int) -> tuple[Verdict, Verdict]:
+def staleness(asker: Asker, facts: Facts) -> Answer:
+    """Is a bound on staleness kept across a resume, and is a trace that breaks it found out?"""
+    kept, broken = _judged(facts["tau"], facts["first_step"], facts["steps"])
+    verdict = "the bound is broken" if kept.accepted and not broken.accepted else "not noticed"
+    rules = ", ".join(sorted(rule.id for rule in broken.counts))
+    return Answer(verdict, f"RPEG's resumed run accepted, such a trace refused by {rules}")
+
+
+def resume(asker: Asker, facts: Facts) -> Answer:
+    """Does a run go on with a plan for another number of GPUs?"""
+    with tempfile.TemporaryDirectory() as folder:
+        reason = _resumes(asker.planner, facts["experiment"], facts["before"], facts["after"], Path(folder))
+    return Answer("does not load" if reason else "loads", reason or "as the same plan")
+
+
+def _judged(tau: int, first_step: int, steps: int) -> tuple[Verdict, Verdict]:
     """Verification of a run with staleness ``tau`` that goes on at ``first_step``, as RPEG's engine does it and as a
     counter that restarts at 0 would do it: every serving operator one version further behind than allowed."""
     window = Window(toy_mini(tau=tau), toy_plan(actor_generation=on(0, 2), actor_training=on(2, 4)), toy_workload())
@@ -93,11 +108,11 @@ def _verdict(trace: Trace, window: Window) -> Verdict:
         return verify(read_lines(path), window, DIGEST)
 
 
-def resumes(
+def _resumes(
     planner: Callable[..., Planner],
-    experiment: Mapping[str, Any],
-    before: Mapping[str, Any],
-    after: Mapping[str, Any],
+    experiment: Facts,
+    before: Facts,
+    after: Facts,
     folder: Path,
 ) -> str | None:
     """Why the plan on ``after`` cannot go on from a checkpoint of the plan on ``before``; None when it can.
