@@ -118,6 +118,10 @@ class CostTerm:
             microtasks; without it the values of its trainings are added up, as if they ran one after another.
 
             .. versionadded:: 0.1
+        host: for ``MemoryKind.TRAINING_STATE``: the bytes of host memory that each GPU's process would hold if this
+            state were kept there; None: nothing is known. Only reports ask.
+
+            .. versionadded:: 0.1
     """
 
     name: str
@@ -132,6 +136,7 @@ class CostTerm:
     memory: MemoryKind | None = None
     settings: type = NoSettings
     fused: Callable[[FusedBatch], np.ndarray] | None = None
+    host: Callable[[MemoryBatch], np.ndarray] | None = None
 
 
 @attrs.frozen(kw_only=True)

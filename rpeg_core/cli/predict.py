@@ -16,6 +16,7 @@ from rpeg_core.cli.parameters import TIME_LIMIT
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rpeg_core.costing.host import HostMemory
     from rpeg_core.passes.evaluate import Prediction
     from rpeg_core.planning.plan import Plan
     from rpeg_core.planning.planner import Planner
@@ -55,10 +56,12 @@ def command(
 
     From an EXPERIMENT whose `pin:` fixes every operator this needs no search; what is not pinned is searched for
     a short time. A PLAN file is evaluated again with the installed plugins, and what differs is named. The exit
-    code is 1 when the plan does not fit.
+    code is 1 when the plan does not fit. With `cluster: host_memory_gb` it also says what optimizer states would
+    take of a node's host memory.
     """
     from rpeg_core.cli import planning
     from rpeg_core.report import documents
+    from rpeg_core.report.host import host_document, host_sentence
     from rpeg_core.report.tables import operator_table
     from rpeg_core.settings import parse_override
 
@@ -73,6 +76,7 @@ def command(
     fits = plan.prediction.feasible
     remedies = None if fits else planning.remedies_for(_pinning(plan), registry, parsed)
     remarks = planning.announce(plan, registry)
+    host = _host(subject)
     if output is not None:
         plan.save(output)
     document = {
@@ -82,6 +86,7 @@ def command(
         "diagnostics": documents.diagnostics(remarks),
         "memory": documents.memory(prediction.memory),
         "plan": plan.document(),
+        **({} if host is None else {"host_memory": host_document(*host)}),
         **({} if remedies is None else documents.remedies(remedies)),
     }
     if as_json and fits:
@@ -90,6 +95,8 @@ def command(
         planning.show_heading(plan, "fits: " if fits else "does not fit: ")
         planning.show_grid(operator_table(plan.assignments, plan.prediction))
         planning.show_memory(prediction, subject.planner)
+        if host is not None:
+            ui.print_text(host_sentence(*host))
         planning.show_chart(prediction)
         if output is not None:
             ui.print_text(f"\nplan written to {output}\nnext: rpeg explain {output}")
@@ -117,6 +124,17 @@ class _Subject:
     prediction: Prediction
     differences: tuple[str, ...] = ()
     interrupted: bool = False
+
+
+def _host(subject: _Subject) -> tuple[HostMemory, float] | None:
+    """What the plan's trainings would take of a node's host memory, and what it has; None when nobody says."""
+    from rpeg_core.costing.host import host_memory
+
+    plan, limit_gb = subject.plan, subject.plan.experiment.cluster.host_memory_gb
+    if limit_gb is None:
+        return None
+    book = subject.planner.structure_problem(plan).book
+    return host_memory(plan.rpeg, plan.assignments, book), limit_gb * 1e9
 
 
 def _is_plan(path: Path) -> bool:

@@ -13,13 +13,15 @@ from collections.abc import Sequence
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
-from rpeg_core.costing.batches import Layouts
+from rpeg_core.costing.batches import Layouts, MemoryBatch
+from rpeg_core.ir import Role
 from rpeg_core.spec.models import ModelSpec
 from rpeg_plugin_analytical.shards import held_parameters
-from rpeg_plugin_analytical.shared import ADAM_STATE_BYTES_PER_PARAMETER
+from rpeg_plugin_analytical.shared import ADAM_STATE_BYTES_PER_PARAMETER, of_model
 
-__all__ = ["HostMemory", "Offloaded", "host_memory"]
+__all__ = ["HostMemory", "Offloaded", "host_memory", "state_bytes"]
 
 PINNED_GRADIENT_BYTES = 4.0
 """FP32 gradients that the update on the host reads: ``cpu_copy_map_grad`` of Megatron-LM
@@ -123,6 +125,15 @@ def host_memory(
     if ray:
         terms["object store"] = min(OBJECT_STORE_SHARE * memory_bytes, OBJECT_STORE_BYTES)
     return HostMemory(terms={name: value for name, value in terms.items() if value > 0.0}, limit=memory_bytes)
+
+
+@of_model
+def state_bytes(batch: MemoryBatch, model: ModelSpec) -> NDArray[np.float64]:
+    """Of a training's process with its optimizer on the host, 16 bytes per parameter over all ranks; else nothing."""
+    if batch.role is not Role.TRAINING:
+        return np.zeros(len(batch.layouts))
+    per_parameter = ADAM_STATE_BYTES_PER_PARAMETER + PINNED_GRADIENT_BYTES
+    return per_parameter * model.total_parameters / batch.layouts.gpus
 
 
 def _layouts(trainer: Offloaded) -> Layouts:

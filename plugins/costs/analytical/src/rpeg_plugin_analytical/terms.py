@@ -8,7 +8,7 @@ import numpy as np
 
 from rpeg_core import CostTerm, MemoryKind, Target
 from rpeg_core.costing.batches import FusedBatch, MemoryBatch, OperatorBatch, TransferBatch
-from rpeg_plugin_analytical import analytical_memory, analytical_time, paper_memory, paper_time, shared
+from rpeg_plugin_analytical import analytical_memory, analytical_time, host_memory, paper_memory, paper_time, shared
 
 __all__ = ["analytical_terms", "paper_terms"]
 
@@ -188,6 +188,7 @@ def _memory_terms(
             MemoryKind.TRAINING_STATE,
             optimizer_state,
             "12 W_shard / Pd: FP32 weights and two moments",
+            host=host_memory.state_bytes,
         ),
         _memory(model, "weights", "weights", MemoryKind.WEIGHTS, weights, "W_shard s_b"),
         _memory(model, "gradients", "gradients", MemoryKind.TRANSIENT, gradients, "W_shard s_b / Pd"),
@@ -238,6 +239,7 @@ def _memory(
     summary: str,
     *,
     fused: FusedFunction | None = None,
+    host: MemoryFunction | None = None,
 ) -> CostTerm:
     return CostTerm(
         name=f"{model}.{term}",
@@ -247,4 +249,5 @@ def _memory(
         function=function,
         memory=kind,
         fused=fused,
+        host=host,
     )
