@@ -125,6 +125,8 @@ class CostTerm:
             whose conditions hold counts. Empty: never validated, which reports say.
         first_step: for ``MemoryKind.TRAINING_STATE``: the bytes that are there before the first optimizer step;
             None: all of them. Only reports ask; what must fit is ``function``.
+        host: for ``MemoryKind.TRAINING_STATE``: the bytes of host memory that each GPU's process would hold if this
+            state were kept there; None: nothing is known. Only reports ask.
 
             .. versionadded:: 0.1
     """
@@ -143,6 +145,7 @@ class CostTerm:
     fused: Callable[[FusedBatch], np.ndarray] | None = None
     errors: tuple[TermError, ...] = ()
     first_step: Callable[[MemoryBatch], np.ndarray] | None = None
+    host: Callable[[MemoryBatch], np.ndarray] | None = None
 
 
 @attrs.frozen(kw_only=True)

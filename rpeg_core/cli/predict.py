@@ -16,6 +16,7 @@ from rpeg_core.cli.parameters import TIME_LIMIT
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rpeg_core.costing.host import HostMemory
     from rpeg_core.passes.evaluate import Prediction
     from rpeg_core.planning.plan import Plan
     from rpeg_core.planning.planner import Planner
@@ -62,10 +63,13 @@ def command(
     later ones, and the terms of the peak. When the plan does not fit the exit code is 1, and the cheapest changes that
     make it fit are listed with their cost in time; when it leaves less than a tenth of the usable memory, those that
     would leave more. Each was tried: Ctrl-C ends the tries.
+
+    With `cluster: host_memory_gb` it also says what optimizer states would take of a node's host memory.
     """
     from rpeg_core.cli import planning
     from rpeg_core.planning.remedies import LITTLE_ROOM, present_plan
     from rpeg_core.report import documents
+    from rpeg_core.report.host import host_document, host_sentence
     from rpeg_core.report.moments import MemoryReport
     from rpeg_core.report.remedies import headroom
     from rpeg_core.report.tables import operator_table
@@ -89,6 +93,7 @@ def command(
     elif share > LITTLE_ROOM:
         room = planning.headroom_for(_pinning(plan), registry, parsed, present)
     remarks = planning.announce(plan, registry)
+    host = _host(subject)
     if output is not None:
         plan.save(output)
     document = {
@@ -99,6 +104,7 @@ def command(
         "memory": documents.memory(prediction.memory),
         **report.document(),
         "plan": plan.document(),
+        **({} if host is None else {"host_memory": host_document(*host)}),
         **({} if remedies is None else documents.remedies(remedies)),
         **({} if room is None else {"headroom": documents.remedies(room)}),
     }
@@ -112,6 +118,8 @@ def command(
         planning.show_moments(report)
         if room is not None:
             planning.show_sentences(list(headroom(room, share)))
+        if host is not None:
+            ui.print_text(host_sentence(*host))
         planning.show_chart(prediction)
         if output is not None:
             ui.print_text(f"\nplan written to {output}\nnext: rpeg explain {output}")
@@ -140,6 +148,17 @@ class _Subject:
     prediction: Prediction
     differences: tuple[str, ...] = ()
     interrupted: bool = False
+
+
+def _host(subject: _Subject) -> tuple[HostMemory, float] | None:
+    """What the plan's trainings would take of a node's host memory, and what it has; None when nobody says."""
+    from rpeg_core.costing.host import host_memory
+
+    plan, limit_gb = subject.plan, subject.plan.experiment.cluster.host_memory_gb
+    if limit_gb is None:
+        return None
+    book = subject.planner.structure_problem(plan).book
+    return host_memory(plan.rpeg, plan.assignments, book), limit_gb * 1e9
 
 
 def _is_plan(path: Path) -> bool:

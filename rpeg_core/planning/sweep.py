@@ -3,7 +3,8 @@
 Policy. A point is the experiment with another number of GPUs, hardware profile, batch or response length. The shape of
 a cluster follows from its number of GPUs: nodes keep their GPUs; a one-rack experiment stays in one rack; otherwise up
 to ``nodes_per_rack`` nodes are in one rack, more are whole racks of that size. What the experiment states about its own
-GPUs (``gpus_per_node``, ``memory_gb``, ``price_per_gpu_hour``) is not carried over to another profile.
+GPUs (``gpus_per_node``, ``memory_gb``, ``price_per_gpu_hour``, ``host_memory_gb``) is not carried over to another
+profile.
 
 A plan for fewer GPUs is also a plan for more. Under the objective ``throughput`` a search that finds less than the plan
 of a smaller cluster reaches gives way to that plan, so that tokens/s never fall with more GPUs.
@@ -160,6 +161,7 @@ def sized(experiment: Experiment, profile: HardwareProfile, gpus: int) -> Cluste
         gpus_per_node=per_node,
         memory_gb=cluster.memory_gb if own else None,
         price_per_gpu_hour=cluster.price_per_gpu_hour if own else None,
+        host_memory_gb=cluster.host_memory_gb if own else None,
     )
 
 

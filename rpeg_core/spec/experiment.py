@@ -36,7 +36,7 @@ class Cluster:
 
     ``gpus_per_node`` None takes the profile's; ``memory_gb`` overrides its GPU memory (10^9 B).
 
-    ``price_per_gpu_hour`` (US dollars) overrides the profile's price.
+    ``price_per_gpu_hour`` (US dollars) overrides the profile's price. ``host_memory_gb`` is that of a node (10^9 B).
     """
 
     hardware: str
@@ -45,6 +45,7 @@ class Cluster:
     gpus_per_node: int | None = None
     memory_gb: float | None = None
     price_per_gpu_hour: float | None = None
+    host_memory_gb: float | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -212,8 +213,11 @@ def _workload(section: Section, base_dir: Path) -> Workload:
 
 
 def _cluster(section: Section, base_dir: Path) -> Cluster:
-    section.only("hardware", "racks", "nodes_per_rack", "gpus_per_node", "memory_gb", "price_per_gpu_hour")
+    section.only(
+        "hardware", "racks", "nodes_per_rack", "gpus_per_node", "memory_gb", "price_per_gpu_hour", "host_memory_gb"
+    )
     memory, price = section.get("memory_gb"), section.get("price_per_gpu_hour")
+    host = section.get("host_memory_gb")
     return Cluster(
         hardware=_hardware(section.text("hardware"), base_dir),
         racks=section.integer("racks", 1, minimum=1),
@@ -221,6 +225,7 @@ def _cluster(section: Section, base_dir: Path) -> Cluster:
         gpus_per_node=None if section.get("gpus_per_node") is None else section.integer("gpus_per_node", minimum=1),
         memory_gb=None if memory is None else section.number("memory_gb", above=0.0),
         price_per_gpu_hour=None if price is None else section.number("price_per_gpu_hour", above=0.0),
+        host_memory_gb=None if host is None else section.number("host_memory_gb", above=0.0),
     )
 
 

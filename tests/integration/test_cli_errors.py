@@ -31,7 +31,7 @@ PIN_HINT = "hint: change the pin, or leave the key out and let the search choose
             {"cluster": {"rack": 2}},
             4,
             "error[unknown-key]: unknown key 'rack' in cluster\n"
-            "  allowed: hardware, racks, nodes_per_rack, gpus_per_node, memory_gb, price_per_gpu_hour\n"
+            "  allowed: hardware, racks, nodes_per_rack, gpus_per_node, memory_gb, price_per_gpu_hour, host_memory_gb\n"
             "hint: did you mean 'racks'?\n",
         ),
         (

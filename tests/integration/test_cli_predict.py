@@ -116,3 +116,18 @@ def test_a_searched_plan_predicts_after_its_strategy_is_gone(rpeg, plan, monkeyp
     monkeypatch.setenv("RPEG_DISABLE_PLUGINS", "heuristics")
     ran = rpeg("predict", plan)
     assert (ran.code, ran.err) == (0, "")
+
+
+def test_host_memory_is_said_when_the_cluster_has_a_number(rpeg, experiment) -> None:
+    """PPO on 32 GPUs, four per node: actor and critic, 16 bytes per parameter, an eighth of them in each node."""
+    base = {"pin": pinned(), "search": {"strategy": "not-installed"}}
+    assert "host memory" not in rpeg("predict", experiment(**base)).out
+    path = experiment(**base, cluster={"host_memory_gb": 2})
+    [line] = [line for line in rpeg("predict", path).out.splitlines() if line.startswith("host memory: ")]
+    document = json.loads(rpeg("predict", path, "--json").out)["host_memory"]
+    states = {state["operator"]: state for state in document["states"]}
+    assert set(states) == {"actor_training", "critic_training"}
+    per_process = sum(state["process_bytes"] for state in states.values())
+    assert document["node_bytes"] == pytest.approx(4 * per_process)
+    assert document["fits"] is False
+    assert line.endswith(f"take {document['node_bytes'] / 1e9:,.1f} GB of a node's 2.0 GB, more than it has")

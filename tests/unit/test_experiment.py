@@ -78,6 +78,7 @@ FULL = {
         "gpus_per_node": 8,
         "memory_gb": 80.5,
         "price_per_gpu_hour": 2.5,
+        "host_memory_gb": 1007.5,
     },
     "structure": {"staleness": [0, 2], "actor_critic_sharing": [False, True], "fusion": True},
     "objective": {
@@ -209,6 +210,7 @@ def test_files_are_taken_from_the_folder_of_the_experiment(tmp_path) -> None:
             0,
             "error[experiment]: cluster.price_per_gpu_hour is 0\n  allowed: a number > 0",
         ),
+        ("cluster.host_memory_gb", 0, "error[experiment]: cluster.host_memory_gb is 0\n  allowed: a number > 0"),
         ("cluster.memory_gb", -1, "error[experiment]: cluster.memory_gb is -1\n  allowed: a number > 0"),
         (
             "cluster.memory_gb",

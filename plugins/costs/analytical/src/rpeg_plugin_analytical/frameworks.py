@@ -38,6 +38,8 @@ class Framework:
         held_weight_bytes: per element of a fully sharded model, 4 where its parameters stay in FP32.
         held_gradient_bytes: per element of the gradient buffer.
         held_logit_bytes: per logit at the peak of the loss.
+        held_state_bytes: per parameter of the optimizer's state; None: FP32 moments, and FP32 weights where the weights
+            are 16 bits wide.
         layer_buffers: activations of the layer at work, with their gradients, over those that a backward pass reads.
         reserved_share: what the allocator reserves beyond the tensors, over them.
         loop_share: waiting and hand-over between the phases of a reinforcement-learning loop over their own time.
@@ -85,6 +87,7 @@ class Framework:
     held_weight_bytes: float = 2.0
     held_gradient_bytes: float = 4.0
     held_logit_bytes: float = 6.0
+    held_state_bytes: float | None = None
     layer_buffers: float = 1.0
     reserved_share: float = 0.0
     loop_share: float = 0.0
@@ -139,6 +142,7 @@ FACTS: dict[str, Framework] = {
     "prime-rl-fa2": attrs.evolve(_EAGER, held_weight_bytes=4.0),
     "nanotron": attrs.evolve(_EAGER, gradient_bytes=4.0),
     "automodel": _EAGER,
+    "trl": attrs.evolve(_EAGER, held_state_bytes=4.0),
     "trtllm": Framework(),
     "trtllm-2023": Framework(),
     "trtllm-2024": Framework(),
@@ -146,12 +150,23 @@ FACTS: dict[str, Framework] = {
     "sglang": Framework(),
     "lmdeploy": Framework(),
 }
-"""What is known of each framework: precision of gradients, parameters and reductions, kinds of kernels."""
+"""What is known of each framework: precision of gradients, parameters and reductions, kinds of kernels.
+
+``trl``: parameters in 16 bits, and AdamW of PyTorch keeps its two moments in their type; beside the gradients,
+DistributedDataParallel has its own copy of them (``gradient_as_bucket_view`` is off).
+"""
 
 
 def _frameworks() -> dict[str, Framework]:
+    """The facts with what was fitted.
+
+    Log-probabilities of NeMo-RL (``DistributedLogprob`` in nemo_rl/distributed/model_utils.py) hold three FP32 tensors
+    of logits: as they came, of the logarithm and of the softmax. Until release 0.3 the backward pass held the softmax
+    and two 64-bit one-hot tensors.
+    """
     found = {name: attrs.evolve(facts, **FITTED.get(name, {})) for name, facts in FACTS.items()}
-    found["nemo-rl"] = attrs.evolve(found["nemo"], loop_share=NEMO_RL_LOOP_SHARE)
+    found["nemo-rl"] = attrs.evolve(found["nemo"], loop_share=NEMO_RL_LOOP_SHARE, held_logit_bytes=12.0)
+    found["nemo-rl-0.3"] = attrs.evolve(found["nemo-rl"], held_logit_bytes=20.0)
     found["nemo-rl-vllm"] = attrs.evolve(found["vllm"], loop_share=NEMO_RL_LOOP_SHARE)
     return {"": PLAN, **found}
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from rpeg_core import CostTerm, MemoryKind, Target
 from rpeg_core.costing.batches import FusedBatch, MemoryBatch, OperatorBatch, TransferBatch
-from rpeg_plugin_analytical import analytical_memory, analytical_time, paper_memory, paper_time, shared
+from rpeg_plugin_analytical import analytical_memory, analytical_time, host_memory, paper_memory, paper_time, shared
 from rpeg_plugin_analytical.errors import errors_of
 
 __all__ = ["analytical_terms", "paper_terms"]
@@ -193,6 +193,7 @@ def _memory_terms(
             optimizer_state,
             "12 W_shard / Pd: FP32 weights and two moments",
             first_step=first_state,
+            host=host_memory.state_bytes,
         ),
         _memory(model, "weights", "weights", MemoryKind.WEIGHTS, weights, "W_shard s_b"),
         _memory(model, "gradients", "gradients", MemoryKind.GRADIENTS, gradients, "W_shard s_b / Pd"),
@@ -245,6 +246,7 @@ def _memory(
     *,
     fused: FusedFunction | None = None,
     first_step: MemoryFunction | None = None,
+    host: MemoryFunction | None = None,
 ) -> CostTerm:
     return CostTerm(
         name=f"{model}.{term}",
@@ -255,4 +257,5 @@ def _memory(
         memory=kind,
         fused=fused,
         first_step=first_step,
+        host=host,
     )

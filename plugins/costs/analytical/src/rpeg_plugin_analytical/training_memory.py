@@ -76,10 +76,11 @@ def gradient_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
 
 
 def state_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
-    """Two FP32 moments, and the FP32 weights where the weights are 16 bits wide."""
+    """Two FP32 moments, and the FP32 weights where the weights are 16 bits wide; or what the framework keeps."""
     if batch.execution.frozen_base:
         return np.zeros(len(batch.layouts))
-    each = MOMENT_BYTES + _master_bytes(batch)
+    kept = used_by(batch).held_state_bytes
+    each = MOMENT_BYTES + _master_bytes(batch) if kept is None else kept
     return each * held_parameters(model, batch.layouts, batch.execution.expert) / sharding_ranks(batch)
 
 
@@ -92,9 +93,10 @@ def first_state_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
 
 
 def _master_bytes(batch: MemoryBatch) -> float:
-    """FP32 weights beside the held ones; none where those are FP32 themselves."""
-    full = batch.execution.sharding is Sharding.FULL and used_by(batch).held_weight_bytes == 4.0
-    return 0.0 if full else 4.0
+    """FP32 weights beside the held ones; none where those are FP32 themselves, or where the framework keeps its own."""
+    framework = used_by(batch)
+    full = batch.execution.sharding is Sharding.FULL and framework.held_weight_bytes == 4.0
+    return 0.0 if full or framework.held_state_bytes is not None else 4.0
 
 
 def _tokens(batch: MemoryBatch) -> Floats:
