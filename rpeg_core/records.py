@@ -118,6 +118,14 @@ class CostTerm:
             microtasks; without it the values of its trainings are added up, as if they ran one after another.
 
             .. versionadded:: 0.1
+        axes: the axes beyond the paper's plan space (names as in the experiment's ``space:``) whose effect on what it
+            prices the function knows from ``batch.execution``; on an axis that it does not know it cannot be searched.
+
+            .. versionadded:: 0.1
+        frameworks: role (``training``, ``inference``, ``generation``) -> the names of ``batch.execution.framework``
+            whose coefficients the function has.
+
+            .. versionadded:: 0.1
     """
 
     name: str
@@ -132,6 +140,8 @@ class CostTerm:
     memory: MemoryKind | None = None
     settings: type = NoSettings
     fused: Callable[[FusedBatch], np.ndarray] | None = None
+    axes: frozenset[str] = frozenset()
+    frameworks: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
 
 
 @attrs.frozen(kw_only=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from rpeg_core import CostTerm, MemoryKind, Target
 from rpeg_core.costing.batches import FusedBatch, MemoryBatch, OperatorBatch, TransferBatch
+from rpeg_core.planning.axes import AXES
 from rpeg_plugin_analytical import analytical_memory, analytical_time, paper_memory, paper_time, shared
+from rpeg_plugin_analytical.frameworks import OFFERED
 
 __all__ = ["analytical_terms", "paper_terms"]
 
@@ -220,6 +223,7 @@ def _time(
         quantity=quantity,
         function=function,
         fused=fused,
+        **_offered(model),
     )
 
 
@@ -247,4 +251,10 @@ def _memory(
         function=function,
         memory=kind,
         fused=fused,
+        **_offered(model),
     )
+
+
+def _offered(model: str) -> dict[str, Any]:
+    """The axes and frameworks that a model's terms know; the paper's know its 3D space only."""
+    return {} if model == "paper" else {"axes": frozenset(AXES), "frameworks": OFFERED}

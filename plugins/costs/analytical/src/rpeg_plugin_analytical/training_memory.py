@@ -17,7 +17,16 @@ from rpeg_core.spec.models import Head, ModelSpec
 from rpeg_plugin_analytical.frameworks import used_by
 from rpeg_plugin_analytical.shards import held_parameters, kv_width_per_rank, layer_parameters_per_rank
 
-__all__ = ["activation_bytes", "gradient_bytes", "logit_bytes", "reserve_bytes", "state_bytes", "weight_bytes"]
+__all__ = [
+    "activation_bytes",
+    "gradient_bytes",
+    "kept_width",
+    "layer_width",
+    "logit_bytes",
+    "reserve_bytes",
+    "state_bytes",
+    "weight_bytes",
+]
 
 Floats = NDArray[np.float64]
 
@@ -95,6 +104,26 @@ def _layer_elements(batch: MemoryBatch, model: ModelSpec) -> tuple[Floats, Float
     return outer, inner
 
 
+def layer_width(batch: MemoryBatch, model: ModelSpec) -> Floats:
+    """Elements per token that the backward pass of a layer reads, on one GPU."""
+    outer, inner = _layer_elements(batch, model)
+    tensor = batch.layouts.tensor.astype(float)
+    return outer / (tensor if batch.execution.sequence_parallel else 1.0) + inner / tensor
+
+
+def kept_width(batch: MemoryBatch, model: ModelSpec) -> Floats:
+    """Elements per token that a layer keeps from its forward to its backward pass, on one GPU."""
+    layer = layer_width(batch, model)
+    divide = batch.layouts.tensor.astype(float) if batch.execution.sequence_parallel else 1.0
+    kept: Floats = {
+        Recompute.NONE: layer,
+        Recompute.SELECTIVE: layer,
+        Recompute.OPERATOR: 0.5 * layer,
+        Recompute.FULL: model.hidden / divide + np.zeros(len(layer)),
+    }[batch.execution.recompute]
+    return kept
+
+
 def activation_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     """Layers in flight by recomputation mode, and the layer whose backward pass runs.
 
@@ -102,25 +131,16 @@ def activation_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     times as many (Korthikanti et al., section 4.2.3).
     """
     execution, layouts, used = batch.execution, batch.layouts, used_by(batch)
-    tensor = layouts.tensor.astype(float)
-    outer, inner = _layer_elements(batch, model)
-    divide = tensor if execution.sequence_parallel else 1.0
-    layer = outer / divide + inner / tensor
-    kept = {
-        Recompute.NONE: layer,
-        Recompute.SELECTIVE: layer,
-        Recompute.OPERATOR: 0.5 * layer,
-        Recompute.FULL: model.hidden / divide + np.zeros(len(tensor)),
-    }[execution.recompute]
+    kept = kept_width(batch, model)
     live = np.minimum(layouts.microbatches, layouts.pipeline).astype(float)
     pipeline = layouts.pipeline.astype(float)
     if execution.virtual_stages > 1:
         live = np.minimum(
             layouts.microbatches, pipeline * (1.0 + (pipeline - 1.0) / (pipeline * execution.virtual_stages))
         )
-    working = used.layer_buffers * layer
+    working = used.layer_buffers * layer_width(batch, model)
     if execution.offloaded:
-        kept = np.zeros(len(tensor))
+        kept = np.zeros(len(layouts))
     return 2.0 * _tokens(batch) * (live * model.layers / pipeline * kept + working)
 
 
