@@ -25,7 +25,7 @@ from rpeg_core.planning.remedies import Remedies, find_remedies
 from rpeg_core.planning.search import Incumbent, Progress
 from rpeg_core.planning.solve import Outcome, solve
 from rpeg_core.plugins.registry import LoadedDiagnostic, Registry
-from rpeg_core.report import documents, gantt, summary, words
+from rpeg_core.report import documents, gantt, summary, tables, words
 from rpeg_core.report.memory import memory_overview, out_of_memory
 from rpeg_core.report.page import Grid, draw, plain, terminal_width
 from rpeg_core.settings import Override
@@ -44,6 +44,7 @@ __all__ = [
     "show_grid",
     "show_heading",
     "show_memory",
+    "show_operators",
     "too_large",
     "writable",
 ]
@@ -196,6 +197,15 @@ def show_grid(grid: Grid) -> None:
     else:
         ui.print_text(grid.title)
         ui.print_table(*grid.written())
+
+
+def show_operators(plan: Plan, operators: Sequence[str] | None = None) -> None:
+    """Where each operator runs and how it is split; how it is executed, where the plan says so."""
+    chosen = tuple(plan.assignments) if operators is None else tuple(operators)
+    show_grid(tables.operator_table({name: plan.assignments[name] for name in chosen}, plan.prediction))
+    modes = tables.mode_table(plan, chosen)
+    if modes is not None:
+        show_grid(modes)
 
 
 def show_memory(prediction: Prediction, planner: Planner) -> None:

@@ -59,7 +59,6 @@ def command(
     """
     from rpeg_core.cli import planning
     from rpeg_core.report import documents
-    from rpeg_core.report.tables import operator_table
     from rpeg_core.settings import parse_override
 
     registry, parsed = context.registry, [parse_override(text) for text in overrides]
@@ -88,7 +87,7 @@ def command(
         ui.print_json(document)
     elif not as_json:
         planning.show_heading(plan, "fits: " if fits else "does not fit: ")
-        planning.show_grid(operator_table(plan.assignments, plan.prediction))
+        planning.show_operators(plan)
         planning.show_memory(prediction, subject.planner)
         planning.show_chart(prediction)
         if output is not None:
@@ -187,12 +186,14 @@ def _pinned(
 def _pinning(plan: Plan) -> Experiment:
     """The experiment that asks for exactly this plan."""
     from rpeg_core.planning.pins import Pin
+    from rpeg_core.planning.space import frameworks_only
     from rpeg_core.planning.structures import StructureChoices
 
     structure = plan.structure
     return attrs.evolve(
         plan.experiment,
         pins={name: Pin.of(assignment) for name, assignment in plan.assignments.items()},
+        space=frameworks_only(plan.experiment.space),
         structure=StructureChoices(
             staleness=tuple(sorted({tau for _, tau in structure.staleness})) or (0,),
             actor_critic_sharing=(structure.actor_critic_sharing,),

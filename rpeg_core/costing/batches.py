@@ -139,9 +139,9 @@ class _LayoutBatch:
     def dp_links(self) -> Links:
         """Collective parameters of data-parallel groups: the tier of the whole allocation (paper, D-D c).
 
-        A profile's network bandwidth is that of one GPU's adapter. A group with r ranks in each node runs its rings
-        through r adapters at once, context ranks among them, so beyond the node its bandwidth is r times that, at most the intra-node one
-        **[choice]**.
+        A profile's network bandwidth is that of one GPU's adapter. A group with r ranks in each node, context ranks
+        among them, runs its rings through r adapters at once, so beyond the node its bandwidth is r times that, at most
+        the intra-node one **[choice]**.
         """
         base = links(self.hardware.tiers, self.layouts.data_tier, collective=True)
         gpus, context = self.machine.gpus_per_node, self.execution.context

@@ -68,7 +68,7 @@ class Node:
     source: Allocation | None = None
     layout: Layout | None = None
     microbatches: int = 0
-    mode: Mode = Mode()
+    mode: Mode = attrs.field(factory=Mode)
     container: str | None = None
     payload_bytes: float = 0.0
     model: str | None = None

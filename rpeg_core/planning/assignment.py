@@ -98,7 +98,7 @@ class Assignment:
     allocation: Allocation
     layout: Layout
     microbatches: int
-    mode: Mode = Mode()
+    mode: Mode = attrs.field(factory=Mode)
 
     def document(self) -> dict[str, object]:
         """The assignment as plans write it; what goes beyond the paper only where it is not the default."""

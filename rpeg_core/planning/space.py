@@ -16,9 +16,18 @@ from rpeg_core.spec.machine import HardwareProfile
 from rpeg_core.spec.models import ModelSpec
 from rpeg_core.spec.sections import Section
 
-__all__ = ["Choices", "Space", "axes_of", "flag", "member", "read_space", "without_peak"]
+__all__ = [
+    "Choices",
+    "Space",
+    "axes_of",
+    "flag",
+    "framework_of",
+    "frameworks_only",
+    "member",
+    "read_space",
+    "without_peak",
+]
 
-_ROLES = {role.value: role for role in Role}
 _NOT_IN_ROLE = {"generation": ("cp", "sequence_parallel", "recompute"), "inference": ("recompute",)}
 
 
@@ -133,10 +142,8 @@ def axes_of(space: Space, operator: str, role: Role, models: Sequence[ModelSpec]
         ExperimentError: no value of an axis is legal, or an operator's own entry names an axis without meaning for it.
     """
     values: dict[str, Any] = {}
-    framework = ""
     for name in (role.value, operator):
         entry = space.get(name, Choices())
-        framework = framework if entry.framework is None else entry.framework
         for axis, attribute in AXES.items():
             asked = entry.axis(axis)
             if asked is None or (name == role.value and applies(axis, role, models) is not None):
@@ -150,7 +157,18 @@ def axes_of(space: Space, operator: str, role: Role, models: Sequence[ModelSpec]
                     hint=f"leave space.{name}.{axis} out, or add the default",
                 )
             values[attribute] = legal
-    return Axes(**values, framework=framework)
+    return Axes(**values, framework=framework_of(space, operator, role) if models else "")
+
+
+def framework_of(space: Space, operator: str, role: Role) -> str:
+    """Whose coefficients price an operator; empty when nobody is named."""
+    named = (space.get(name, Choices()).framework for name in (operator, role.value))
+    return next((framework for framework in named if framework is not None), "")
+
+
+def frameworks_only(space: Space) -> Space:
+    """The space without choices: with pins of a whole plan nothing is left open."""
+    return {name: Choices(framework=entry.framework) for name, entry in space.items() if entry.framework is not None}
 
 
 def without_peak(space: Space, hardware: HardwareProfile) -> Iterator[str]:

@@ -1,11 +1,15 @@
-"""Which models this backend can run, and in which layouts. No torch in this module: the plan check calls it."""
+"""Which models this backend can run, and in which layouts and modes. No torch in this module: plan checks call it."""
 
 from __future__ import annotations
 
-from rpeg_core.planning.assignment import Layout
+from rpeg_core.errors import BackendError
+from rpeg_core.planning.assignment import ExecutionPlan, Layout
+from rpeg_core.spec.execution import Precision, Recompute
 from rpeg_core.spec.models import ModelSpec, Norm
 
-__all__ = ["FAMILIES", "check_layout", "check_model"]
+__all__ = ["FAMILIES", "check_axes", "check_layout", "check_model"]
+
+RECOMPUTE = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
 
 FAMILIES = ("inline", "llama", "mistral", "qwen2", "qwen3")
 """Gated decoders with RMSNorm and rotary positions; ``inline`` stands for dimensions written in the experiment."""
@@ -55,3 +59,32 @@ def check_layout(spec: ModelSpec, layout: Layout) -> str | None:
     if spec.layers % layout.pipeline:
         return f"pp={layout.pipeline} does not divide the {spec.layers} layers of {spec.name}"
     return None
+
+
+def check_axes(plan: ExecutionPlan) -> None:
+    """Refuse what a plan chooses beyond the degrees and microbatches that this backend executes.
+
+    Raises:
+        BackendError: an operator has context, expert or sequence parallelism, another precision than that of the
+            weights, or a recomputation that there is not.
+    """
+    facts = []
+    for name, assignment in plan.items():
+        layout, mode = assignment.layout, assignment.mode
+        if layout.context > 1:
+            facts.append(f"{name} has cp={layout.context}; allowed: 1")
+        if layout.expert > 1:
+            facts.append(f"{name} has ep={layout.expert}; allowed: 1")
+        if mode.sequence_parallel:
+            facts.append(f"{name} has sequence_parallel: true; allowed: false")
+        if mode.precision is not Precision.BF16:
+            facts.append(f"{name} has precision {mode.precision.value}; allowed: {Precision.BF16.value}")
+        if mode.recompute not in (None, *RECOMPUTE):
+            allowed = ", ".join(value.value for value in RECOMPUTE)
+            facts.append(f"{name} has recompute {mode.recompute.value}; allowed: {allowed}")
+    if facts:
+        raise BackendError(
+            "backend megatron cannot execute this plan",
+            facts=facts,
+            hint="plan without these in space: and pin:, or use --backend simulator",
+        )

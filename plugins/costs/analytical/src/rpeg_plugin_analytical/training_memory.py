@@ -15,7 +15,7 @@ from rpeg_core.costing.batches import MemoryBatch
 from rpeg_core.spec.execution import Precision, Recompute, Sharding
 from rpeg_core.spec.models import Head, ModelSpec
 from rpeg_plugin_analytical.frameworks import used_by
-from rpeg_plugin_analytical.shards import held_parameters, kv_width_per_rank, layer_parameters_per_rank
+from rpeg_plugin_analytical.shards import copies, held_parameters, kv_width_per_rank, layer_parameters_per_rank
 
 __all__ = [
     "activation_bytes",
@@ -43,6 +43,14 @@ def sharding_ranks(batch: MemoryBatch) -> Floats:
     return np.minimum(ranks, execution.shard_ranks) if execution.shard_ranks else ranks
 
 
+def _sharded(batch: MemoryBatch, model: ModelSpec) -> Floats:
+    """W_shard elements, each divided over the ranks that hold the same ones, as far as the framework divides."""
+    total = np.zeros(len(batch.layouts))
+    for elements, ranks in copies(batch, model):
+        total = total + elements / (1.0 if batch.execution.sharding is Sharding.NONE else ranks)
+    return total
+
+
 def weight_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     """16-bit weights; fully sharded: this rank's part in the framework's own precision, and gathered layers.
 
@@ -57,20 +65,20 @@ def weight_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     layer = layer_parameters_per_rank(model, batch.layouts.tensor)
     gathered = np.where(sharding_ranks(batch) > 1, np.maximum(GATHERED_LAYERS * layer, vocabulary), 0.0)
     gathered = np.where(batch.layouts.pipeline > 1, shard, gathered)
-    return used.held_weight_bytes * shard / sharding_ranks(batch) + 2.0 * gathered
+    return used.held_weight_bytes * _sharded(batch, model) + 2.0 * gathered
 
 
 def gradient_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     """The gradient buffer; 0 for adapters."""
     if batch.execution.frozen_base:
         return np.zeros(len(batch.layouts))
-    ranks = np.ones(len(batch.layouts))
+    held = held_parameters(model, batch.layouts, batch.execution.expert)
     if batch.execution.sharding is Sharding.FULL:
-        ranks = np.where(batch.layouts.pipeline > 1, 1.0, sharding_ranks(batch))
+        held = np.where(batch.layouts.pipeline > 1, held, _sharded(batch, model))
     element = used_by(batch).held_gradient_bytes
     if batch.execution.precision is not Precision.BF16:
         element = min(element, 2.0)  # FP8 recipes reduce gradients in 16 bits (grad_reduce_in_fp32 is off)
-    return element * held_parameters(model, batch.layouts, batch.execution.expert) / ranks
+    return element * held
 
 
 def state_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
@@ -80,7 +88,7 @@ def state_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     each = 12.0
     if batch.execution.sharding is Sharding.FULL and used_by(batch).held_weight_bytes == 4.0:
         each = 8.0
-    return each * held_parameters(model, batch.layouts, batch.execution.expert) / sharding_ranks(batch)
+    return each * _sharded(batch, model)
 
 
 def _tokens(batch: MemoryBatch) -> Floats:
