@@ -61,7 +61,7 @@ def extent_or_reason(machine: DeviceSpace, layout: Layout) -> Extent | str:
     per_node = machine.gpus_per_node
     stages = _stages_per_node(machine, layout)
     if layout.stage > per_node and layout.stage % per_node:
-        return f"CP: a stage of cp={layout.context} * tp={layout.tensor} GPUs is more than a node and not whole nodes"
+        return f"P8: a stage of cp={layout.context} * tp={layout.tensor} GPUs is more than a node and not whole nodes"
     if layout.pipeline % stages:
         degrees = f"tp={layout.tensor}" + (f" and cp={layout.context}" if layout.context > 1 else "")
         return (
@@ -69,6 +69,11 @@ def extent_or_reason(machine: DeviceSpace, layout: Layout) -> Extent | str:
             f"which does not divide pp={layout.pipeline}"
         )
     nodes_per_replica = layout.pipeline // stages * max(1, layout.stage // per_node)
+    if nodes_per_replica > 1 and stages * layout.stage < per_node:
+        return (
+            f"P8: {stages} pipeline stages of {layout.stage} GPUs leave some of the {per_node} GPUs of a node idle, "
+            f"so pp={layout.pipeline} cannot continue on the next node"
+        )
     if nodes_per_replica == 1:
         replicas_per_node = per_node // layout.replica
         if layout.data <= replicas_per_node:
