@@ -359,7 +359,7 @@ def _check_axis(axis: str, where: str, terms: Sequence[ActiveTerm]) -> None:
     without = [term.name for term in priced if axis not in term.axes]
     if without:
         raise ExperimentError(
-            f"{where} names {axis}, which {len(without)} of the selected cost terms do not know",
+            f"{where} names {axis}, which some of the selected cost terms do not know",
             facts=[f"they would give every value the same price: {', '.join(without)}"],
             hint=f"leave {axis} out of {where}:, or select a cost model that knows it, e.g. costs: [analytical]",
         )

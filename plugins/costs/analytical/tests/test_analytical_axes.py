@@ -97,9 +97,7 @@ def test_expert_ranks_hold_other_experts(tiny):
 
 
 @pytest.mark.parametrize("framework", ["", "megatron-core"])
-@pytest.mark.parametrize(
-    ("data", "tensor", "context", "expert"), [(4, 1, 1, 4), (2, 2, 1, 4), (2, 1, 2, 2), (8, 1, 1, 2)]
-)
+@pytest.mark.parametrize("degrees", [(4, 1, 1, 4), (2, 2, 1, 4), (2, 1, 2, 2), (8, 1, 1, 2)])
 def test_the_state_of_the_experts_is_on_some_gpu_once(tiny, framework, degrees):
     """However the experts are spread, all GPUs together hold 12 bytes of each of their parameters."""
     data, tensor, context, expert = degrees
@@ -166,7 +164,7 @@ def test_experts_of_other_replicas_are_beyond_the_stages_between(tiny):
         tiny.price("analytical.expert_parallel", attrs.evolve(batch, execution=Execution(expert=4)))
         for batch in batches
     )
-    # two AllToAlls for each of 4 layers, log2(4) latencies of 1; a token of 8 elements of 2 bytes, 3 of 4 times elsewhere
+    # two AllToAlls for each of 4 layers, log2(4) latencies of 1; a token is 16 bytes, 3 of 4 times elsewhere
     tokens = TOKENS / 4
     assert near == pytest.approx(2 * 4 * (2 * 1.0 + tokens * 16 * 3 / 4 / 10.0))
     # two microbatches of half the tokens on half the layers; two nodes: half of the copies cross, at 5 bytes/s; and of
