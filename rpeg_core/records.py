@@ -127,6 +127,12 @@ class CostTerm:
             None: all of them. Only reports ask; what must fit is ``function``.
         host: for ``MemoryKind.TRAINING_STATE``: the bytes of host memory that each GPU's process would hold if this
             state were kept there; None: nothing is known. Only reports ask.
+        axes: the axes beyond the paper's plan space (names as in the experiment's ``space:``) whose effect on what it
+            prices the function knows from ``batch.execution``; on an axis that it does not know it cannot be searched.
+
+            .. versionadded:: 0.1
+        frameworks: role (``training``, ``inference``, ``generation``) -> the names of ``batch.execution.framework``
+            whose coefficients the function has.
 
             .. versionadded:: 0.1
     """
@@ -146,6 +152,8 @@ class CostTerm:
     errors: tuple[TermError, ...] = ()
     first_step: Callable[[MemoryBatch], np.ndarray] | None = None
     host: Callable[[MemoryBatch], np.ndarray] | None = None
+    axes: frozenset[str] = frozenset()
+    frameworks: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
 
 
 @attrs.frozen(kw_only=True)

@@ -23,14 +23,15 @@ def command(context: CommandContext, plan: Path, operator: str | None, with_sour
     """Explain PLAN: why its structure, time of each operator by term, memory of each GPU by term, transfers, critical
     path, sources.
 
-    What a choice of the structure saves and adds is said against the other choices in the same places.
+    What a choice of the structure saves and adds is said against the other choices in the same places; what an axis
+    beyond dp, pp and tp does, against its default.
     The plan is evaluated again with the installed plugins; what differs from the file is a warning.
     """
     from rpeg_core.accuracy.spread import spread_of
     from rpeg_core.cli import planning
     from rpeg_core.planning.plan import load_plan
     from rpeg_core.planning.recheck import recheck
-    from rpeg_core.report import documents, sources, structure, tables
+    from rpeg_core.report import axes, documents, sources, structure, tables
     from rpeg_core.report.memory import memory_details
     from rpeg_core.report.moments import MemoryReport
 
@@ -48,8 +49,15 @@ def command(context: CommandContext, plan: Path, operator: str | None, with_sour
         document = documents.explanation(found, prediction, book, spread, chosen)
         document |= MemoryReport.of(prediction, found.assignments, book).document()
         why = [] if operator is not None else [documents.rival(rival) for rival in structure.rivals(checked)]
+        further = [documents.rival(rival) for rival in axes.rivals(checked, chosen)]
         ui.print_json(
-            {"plan_file": str(plan), "differences": list(checked.differences), "structure_choices": why, **document}
+            {
+                "plan_file": str(plan),
+                "differences": list(checked.differences),
+                "structure_choices": why,
+                **({"axis_choices": further} if further else {}),
+                **document,
+            }
         )
         return
     usable = found.prediction.usable_bytes
@@ -58,8 +66,9 @@ def command(context: CommandContext, plan: Path, operator: str | None, with_sour
     if operator is None:
         for sentence in structure.reasons(checked):
             ui.print_text(f"- {sentence}")
-    planning.show_grid(tables.operator_table(found, chosen))
-    planning.show_remarks(found)
+    for rival in axes.rivals(checked, chosen):
+        ui.print_text(f"- {rival.sentence()}")
+    planning.show_operators(found, chosen)
     planning.show_grid(tables.operator_terms(book, spread, chosen))
     planning.show_grid(memory_details(prediction.memory, usable, None if operator is None else chosen))
     if operator is None:

@@ -105,6 +105,10 @@ search:
 # pin:
 #   {operator}: {{gpus: "0-{last}"}}  # any of gpus, dp, pp, tp and microbatches
 
+# Further axes that the search may choose from, by role (training, inference, generation) or operator; default: none.
+# space:
+#   training: {{recompute: [none, full], cp: [1, 2], sequence_parallel: [false, true]}}  # also ep, precision, framework
+
 # Settings of plugins; `rpeg show algorithm {algorithm}` and `rpeg show search {strategy}` list them.
 # settings:
 #   {strategy}: {{seed: 1}}

@@ -50,7 +50,6 @@ def command(
     from rpeg_core.cli import planning
     from rpeg_core.errors import PlanFileError
     from rpeg_core.report import documents, summary
-    from rpeg_core.report.tables import operator_table
     from rpeg_core.settings import parse_override
     from rpeg_core.spec.experiment import load_experiment
 
@@ -95,8 +94,7 @@ def command(
         ui.print_json(document)
     elif not as_json:
         planning.show_heading(plan)
-        planning.show_grid(operator_table(plan))
-        planning.show_remarks(plan)
+        planning.show_operators(plan)
         planning.show_grid(summary.comparison(outcome, plan, planner.hardware.device.memory_bytes))
         planning.show_certificate(summary.certificate(outcome))
         planning.show_memory(winner.prediction, planner)

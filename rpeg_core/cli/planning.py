@@ -25,7 +25,7 @@ from rpeg_core.planning.remedies import Present, Remedies, find_headroom, find_r
 from rpeg_core.planning.search import Incumbent, Progress
 from rpeg_core.planning.solve import Outcome, solve
 from rpeg_core.plugins.registry import LoadedDiagnostic, Registry
-from rpeg_core.report import documents, gantt, intervals, moments, summary, words
+from rpeg_core.report import documents, gantt, intervals, moments, summary, tables, words
 from rpeg_core.report import remedies as remedies_in_words
 from rpeg_core.report.memory import memory_overview, out_of_memory
 from rpeg_core.report.moments import MemoryReport
@@ -48,7 +48,7 @@ __all__ = [
     "show_heading",
     "show_memory",
     "show_moments",
-    "show_remarks",
+    "show_operators",
     "show_sentences",
     "too_large",
     "writable",
@@ -196,7 +196,7 @@ def show_heading(plan: Plan, verdict: str = "") -> None:
     ui.print_text(f"{first}\n{second}")
 
 
-def show_remarks(plan: Plan) -> None:
+def _show_remarks(plan: Plan) -> None:
     """What the intervals are, what has none, and where the plan extrapolates; folded on a terminal."""
     found = intervals.remarks(plan.intervals)
     if found:
@@ -213,6 +213,16 @@ def show_grid(grid: Grid) -> None:
     else:
         ui.print_text(grid.title)
         ui.print_table(*grid.written())
+
+
+def show_operators(plan: Plan, operators: Sequence[str] | None = None) -> None:
+    """Where each operator runs and how it is split; how it is executed, where the plan says so."""
+    chosen = tuple(plan.assignments) if operators is None else tuple(operators)
+    show_grid(tables.operator_table(plan, chosen))
+    modes = tables.mode_table(plan, chosen)
+    if modes is not None:
+        show_grid(modes)
+    _show_remarks(plan)
 
 
 def show_memory(prediction: Prediction, planner: Planner) -> None:

@@ -72,7 +72,6 @@ def command(
     from rpeg_core.report.host import host_document, host_sentence
     from rpeg_core.report.moments import MemoryReport
     from rpeg_core.report.remedies import headroom
-    from rpeg_core.report.tables import operator_table
     from rpeg_core.settings import parse_override
 
     registry, parsed = context.registry, [parse_override(text) for text in overrides]
@@ -112,8 +111,7 @@ def command(
         ui.print_json(document)
     elif not as_json:
         planning.show_heading(plan, "fits: " if fits else "does not fit: ")
-        planning.show_grid(operator_table(plan))
-        planning.show_remarks(plan)
+        planning.show_operators(plan)
         planning.show_memory(prediction, subject.planner)
         planning.show_moments(report)
         if room is not None:
@@ -231,12 +229,14 @@ def _pinned(
 def _pinning(plan: Plan) -> Experiment:
     """The experiment that asks for exactly this plan."""
     from rpeg_core.planning.pins import Pin
+    from rpeg_core.planning.space import frameworks_only
     from rpeg_core.planning.structures import StructureChoices
 
     structure = plan.structure
     return attrs.evolve(
         plan.experiment,
         pins={name: Pin.of(assignment) for name, assignment in plan.assignments.items()},
+        space=frameworks_only(plan.experiment.space),
         structure=StructureChoices(
             staleness=tuple(sorted({tau for _, tau in structure.staleness})) or (0,),
             actor_critic_sharing=(structure.actor_critic_sharing,),

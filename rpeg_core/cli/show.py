@@ -15,6 +15,7 @@ from rpeg_core.errors import UsageError, suggest
 from rpeg_core.plugins.kinds import ALGORITHM, COST, HARDWARE, KINDS, PluginKind
 from rpeg_core.plugins.loading import LoadedRecord
 from rpeg_core.plugins.registry import Registry
+from rpeg_core.records import CostTerm, Target
 from rpeg_core.settings import describe
 from rpeg_core.spec.accuracy import TermError
 from rpeg_core.spec.machine import Tier
@@ -122,12 +123,23 @@ def _identity(loaded: LoadedRecord) -> dict[str, object]:
 
 def _details(record: Any) -> dict[str, object]:
     """The fields of a record that are neither code, settings nor shown already."""
-    skipped = {"name", "summary", "settings", "roles", "run", "prepare", "errors"}
-    return {
+    skipped = {"name", "summary", "settings", "roles", "run", "prepare", "errors", "axes", "frameworks"}
+    found = {
         field.name: _text(value)
         for field in attrs.fields(type(record))
         if field.name not in skipped and not callable(value := getattr(record, field.name))
     }
+    return {**found, **_execution([record])} if isinstance(record, CostTerm) else found
+
+
+def _execution(terms: Sequence[CostTerm]) -> dict[str, object]:
+    """The axes that all terms know, and the frameworks by role whose coefficients one of them has."""
+    priced = [term.axes for term in terms if term.target is not Target.TRANSFER]
+    axes = frozenset.intersection(*priced) if priced else frozenset()
+    found: dict[str, object] = {"axes": _text(axes)} if axes else {}
+    for role in sorted({role for term in terms for role in term.frameworks}):
+        found[f"frameworks for {role}"] = _text({name for term in terms for name in term.frameworks.get(role, ())})
+    return found
 
 
 def _errors(errors: Sequence[TermError]) -> list[tuple[object, ...]]:
@@ -154,7 +166,12 @@ def _settings(cls: type) -> list[tuple[object, ...]]:
 def _cost_model(name: str, terms: Sequence[LoadedRecord]) -> _Page:
     records = [term.record for term in terms]
     return _Page(
-        facts={"name": name, "distribution": terms[0].distribution, "version": terms[0].version},
+        facts={
+            "name": name,
+            "distribution": terms[0].distribution,
+            "version": terms[0].version,
+            **_execution(records),
+        },
         tables={
             "terms": (
                 ("name", "target", "quantity", "memory", "summary"),

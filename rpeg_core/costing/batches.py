@@ -9,13 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpeg_core.ir import Role
-from rpeg_core.planning.assignment import Layout
+from rpeg_core.planning.assignment import Layout, Mode
 from rpeg_core.spec.execution import Execution, Recompute
+from rpeg_core.spec.frameworks import defaults_of
 from rpeg_core.spec.machine import AlphaBeta, DeviceSpace, HardwareProfile, LinkTier
 from rpeg_core.spec.models import ModelSpec
 from rpeg_core.spec.workload import LengthPhase, Workload
 
-__all__ = ["FusedBatch", "Layouts", "Links", "MemoryBatch", "OperatorBatch", "TransferBatch", "links"]
+__all__ = ["FusedBatch", "Layouts", "Links", "MemoryBatch", "OperatorBatch", "TransferBatch", "execution_of", "links"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -45,10 +46,13 @@ class Layouts:
 
     Attributes:
         data, pipeline, tensor, microbatches: Pd, Pp, Pt, mb.
-        gpus: Pd * Pp * Pt.
+        gpus: Pd * Pc * Pp * Pt.
         data_tier: tier that the whole allocation spans (data-parallel collectives).
         stage_tier: slowest tier that a pipeline replica spans.
-        stages_per_node: s = min(Pp, Ng // Pt).
+        stages_per_node: s = min(Pp, Ng // (Pc Pt)), at least 1.
+        context, expert: Pc and Pe; ones when left out.
+        mode: index into ``modes``; zeros when left out.
+        modes: the modes that occur.
     """
 
     data: Ints
@@ -59,24 +63,66 @@ class Layouts:
     data_tier: Ints
     stage_tier: Ints
     stages_per_node: Ints
+    context: Ints = attrs.field(default=attrs.Factory(lambda self: np.ones_like(self.data), takes_self=True))
+    expert: Ints = attrs.field(default=attrs.Factory(lambda self: np.ones_like(self.data), takes_self=True))
+    mode: Ints = attrs.field(default=attrs.Factory(lambda self: np.zeros_like(self.data), takes_self=True))
+    modes: tuple[Mode, ...] = (Mode(),)
 
     def __len__(self) -> int:
         return len(self.data)
 
-    def take(self, index: int) -> Layouts:
-        """One of them, as arrays of length 1."""
-        return Layouts(**{field.name: getattr(self, field.name)[index : index + 1] for field in attrs.fields(Layouts)})
-
     def layout(self, index: int) -> Layout:
-        return Layout(int(self.data[index]), int(self.pipeline[index]), int(self.tensor[index]))
+        """The layout of a row."""
+        columns = (self.data, self.pipeline, self.tensor, self.context, self.expert)
+        return Layout(*(int(column[index]) for column in columns))
+
+    def mode_of(self, index: int) -> Mode:
+        """The mode of a row."""
+        return self.modes[self.mode[index]]
+
+    def take(self, rows: Ints) -> Layouts:
+        """The rows at ``rows``, in that order."""
+        columns = {f.name: getattr(self, f.name)[rows] for f in attrs.fields(Layouts) if f.name != "modes"}
+        return Layouts(**columns, modes=self.modes)
+
+    def executed_alike(self) -> tuple[Ints, ...]:
+        """Row numbers in groups that have Pc, Pe and the mode in common, what one :class:`Execution` says."""
+        if not len(self):
+            return (np.zeros(0, np.int64),)
+        keys = np.stack([self.context, self.expert, self.mode])
+        _, group = np.unique(keys, axis=1, return_inverse=True)
+        return tuple(np.flatnonzero(group.reshape(-1) == g) for g in range(int(group.max()) + 1))
 
 
-def _execution(hardware: HardwareProfile, workload: Workload) -> Execution:
-    """How operators are executed when nobody says: the paper's subset, or as the measured software does it."""
-    cache = workload.cache_bytes_per_element
-    if hardware.software is None:
-        return Execution(cache_bytes_per_element=cache)
-    return Execution(recompute=Recompute(hardware.software.recompute), cache_bytes_per_element=cache)
+def execution_of(
+    hardware: HardwareProfile,
+    *,
+    context: int = 1,
+    expert: int = 1,
+    mode: Mode | None = None,
+    framework: str = "",
+    cache_bytes_per_element: float | None = None,
+) -> Execution:
+    """What a plan says of one operator, completed for the cost terms.
+
+    Where the plan is silent it is the paper's subset; of recomputation, without a named framework, what the software
+    measured on the machine does; of sharding, what a named framework does.
+    """
+    mode, software = mode or Mode(), hardware.software
+    recompute = mode.recompute
+    if recompute is None:
+        measured = software is not None and not framework
+        recompute = Recompute(software.recompute) if measured else Recompute.FULL
+    return Execution(
+        framework=framework,
+        precision=mode.precision,
+        recompute=recompute,
+        sequence_parallel=mode.sequence_parallel,
+        context=context,
+        expert=expert,
+        sharding=defaults_of(framework).sharding,
+        cache_bytes_per_element=cache_bytes_per_element,
+    )
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -90,7 +136,10 @@ class _LayoutBatch:
     layouts: Layouts
     settings: Any
     execution: Execution = attrs.field(
-        default=attrs.Factory(lambda self: _execution(self.hardware, self.workload), takes_self=True)
+        default=attrs.Factory(
+            lambda self: execution_of(self.hardware, cache_bytes_per_element=self.workload.cache_bytes_per_element),
+            takes_self=True,
+        )
     )
 
     @property
@@ -102,12 +151,14 @@ class _LayoutBatch:
     def dp_links(self) -> Links:
         """Collective parameters of data-parallel groups: the tier of the whole allocation (paper, D-D c).
 
-        A profile's network bandwidth is that of one GPU's adapter. A group with r ranks in each node runs its rings
-        through r adapters at once, so beyond the node its bandwidth is r times that, at most the intra-node one
-        **[choice]**.
+        A profile's network bandwidth is that of one GPU's adapter. A group with r ranks in each node, context ranks
+        among them, runs its rings through r adapters at once, so beyond the node its bandwidth is r times that, at most
+        the intra-node one **[choice]**.
         """
         base = links(self.hardware.tiers, self.layouts.data_tier, collective=True)
-        per_node = np.maximum(1, self.machine.gpus_per_node // (self.layouts.pipeline * self.layouts.tensor))
+        gpus, context = self.machine.gpus_per_node, self.execution.context
+        beside = np.clip(gpus // self.layouts.tensor, 1, context)  # of one stage, when a replica is more than a node
+        per_node = np.maximum(beside, gpus // (self.layouts.pipeline * self.layouts.tensor))
         inside = self.hardware.tiers[0].collective.bandwidth_bytes_per_s
         widened = np.minimum(base.bandwidth_bytes_per_s * per_node, inside)
         return Links(base.latency_s, np.where(self.layouts.data_tier > 0, widened, base.bandwidth_bytes_per_s))

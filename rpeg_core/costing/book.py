@@ -11,11 +11,21 @@ from typing import Any
 import attrs
 import numpy as np
 
-from rpeg_core.costing.batches import Floats, FusedBatch, Layouts, MemoryBatch, OperatorBatch, TransferBatch
+from rpeg_core.costing.batches import (
+    Floats,
+    FusedBatch,
+    Ints,
+    Layouts,
+    MemoryBatch,
+    OperatorBatch,
+    TransferBatch,
+    execution_of,
+)
 from rpeg_core.errors import CostTermError
 from rpeg_core.ir import Model, Operator, Role, Rpeg
 from rpeg_core.passes.lower import Node, NodeKind
 from rpeg_core.records import CostTerm, MemoryKind, Target
+from rpeg_core.spec.execution import Execution
 from rpeg_core.spec.machine import DeviceSpace, HardwareProfile
 from rpeg_core.spec.workload import LengthPhase, Workload
 
@@ -77,6 +87,9 @@ class OperatorCosts:
 class CostBook:
     """All costs of one graph on one machine.
 
+    Terms see one execution at a time: layouts that differ in Pc, Pe or their mode are priced apart. ``frameworks`` are
+    those whose coefficients price an operator; without a name, those of the plan's own subset.
+
     Raises:
         CostTermError: no term prices operators; or a term raises, returns the wrong shape, a negative or a
             non-finite number.
@@ -91,7 +104,9 @@ class CostBook:
         workload: Workload,
         layouts: Mapping[str, Layouts],
         terms: Sequence[ActiveTerm],
+        frameworks: Mapping[str, str] | None = None,
     ) -> None:
+        self._frameworks = dict(frameworks or {})
         self.machine, self.hardware, self.workload = machine, hardware, workload
         self.terms, self._rpeg = tuple(terms), rpeg
         if not any(active.term.target is Target.OPERATOR for active in terms):
@@ -105,25 +120,17 @@ class CostBook:
         }
         self._rows = {
             name: {
-                (int(d), int(p), int(t), int(mb)): row
-                for row, (d, p, t, mb) in enumerate(
-                    zip(
-                        c.layouts.data,
-                        c.layouts.pipeline,
-                        c.layouts.tensor,
-                        c.layouts.microbatches,
-                        strict=True,
-                    )
-                )
+                (c.layouts.layout(row), int(c.layouts.microbatches[row]), c.layouts.mode_of(row)): row
+                for row in range(len(c.layouts))
             }
             for name, c in self.operators.items()
         }
         self._transfers: dict[tuple[bool, float, int, int, int], float] = {}
 
     def row(self, node_or_assignment: Any, operator: str) -> int:
-        """Column of a node's or assignment's (layout, microbatches) in the operator's tables."""
-        layout = node_or_assignment.layout
-        return self._rows[operator][layout.data, layout.pipeline, layout.tensor, node_or_assignment.microbatches]
+        """Column of a node's or assignment's (layout, microbatches, mode) in the operator's tables."""
+        subject = node_or_assignment
+        return self._rows[operator][subject.layout, subject.microbatches, subject.mode]
 
     def node_seconds(self, node: Node) -> float:
         """Duration of a node of an executable graph."""
@@ -166,6 +173,22 @@ class CostBook:
         )
 
     def _operator(self, rpeg: Rpeg, operator: Operator, layouts: Layouts) -> OperatorCosts:
+        groups = layouts.executed_alike()
+        if len(groups) == 1:
+            return self._executed_alike(rpeg, operator, layouts)
+        parts = [self._executed_alike(rpeg, operator, layouts.take(rows)) for rows in groups]
+        place = np.argsort(np.concatenate(groups))
+        return OperatorCosts(
+            layouts=layouts,
+            whole=_joined([part.whole for part in parts], place),
+            phases=tuple(_joined(phase, place) for phase in zip(*(part.phases for part in parts), strict=True)),
+            memory=_joined([part.memory for part in parts], place),
+            training_state=np.concatenate([part.training_state for part in parts])[place],
+            weights=np.concatenate([part.weights for part in parts])[place],
+            transient=np.concatenate([part.transient for part in parts])[place],
+        )
+
+    def _executed_alike(self, rpeg: Rpeg, operator: Operator, layouts: Layouts) -> OperatorCosts:
         phases = self.workload.phases
         split = len(phases) > 1 and operator.role is not Role.TRAINING
         memory = self._memory(rpeg, operator, layouts)
@@ -193,13 +216,28 @@ class CostBook:
             "machine": self.machine,
             "hardware": self.hardware,
             "layouts": layouts,
+            "execution": self._execution(operator.name, layouts),
         }
 
     def batches(self, operator: str, column: int) -> tuple[OperatorBatch, ...]:
         """An unsplit operator as cost terms see it at one of its layouts, a batch for each of its models."""
-        found, layouts = self._rpeg.operator(operator), self.operators[operator].layouts.take(column)
+        found, layouts = self._rpeg.operator(operator), self.operators[operator].layouts.take(np.array([column]))
         models = self._rpeg.models_of(operator) or (None,)
         return tuple(self._batch(found, model, layouts, None, None) for model in models)
+
+    def _execution(self, operator: str, layouts: Layouts) -> Execution:
+        """Of layouts that are executed alike."""
+        framework, cache = self._frameworks.get(operator, ""), self.workload.cache_bytes_per_element
+        if not len(layouts):
+            return execution_of(self.hardware, framework=framework, cache_bytes_per_element=cache)
+        return execution_of(
+            self.hardware,
+            context=int(layouts.context[0]),
+            expert=int(layouts.expert[0]),
+            mode=layouts.mode_of(0),
+            framework=framework,
+            cache_bytes_per_element=cache,
+        )
 
     def _seconds(self, rpeg: Rpeg, operator: Operator, layouts: Layouts, phase: LengthPhase | None) -> TermValues:
         def batch(settings: Any, model: Model | None) -> OperatorBatch:
@@ -291,6 +329,12 @@ def _checked(active: ActiveTerm, function: Any, batch: Any, count: int, what: st
         facts=[f"distribution: {source}", problem],
         hint="leave it out of costs:, or report it to the distribution",
     )
+
+
+def _joined(parts: Sequence[TermValues], place: Ints) -> TermValues:
+    """Tables of the same terms side by side, with their columns in the order ``place``."""
+    values = np.concatenate([part.values for part in parts], axis=1)[:, place]
+    return TermValues(parts[0].terms, values, np.concatenate([part.total for part in parts])[place])
 
 
 def _sum(values: Floats, rows: Sequence[int] | range) -> Floats:

@@ -9,6 +9,7 @@ Choices where the paper is silent:
 * "An equal installation" is a Stage 4 transfer that brings the same version of a model to the same allocation in the
   same layout: a second consumer waits for it instead of getting its own. A Stage 3 RESHARD counts for its own target:
   serving operators of one model use the same version.
+* "The same layout" of a model's weights is :attr:`Layout.weights`: what each GPU holds of them.
 * With staleness a trainer keeps its own weights, which are newer than the served ones: Stage 3 brings it nothing, also
   where both use the same GPUs in different layouts.
 * A transfer belongs to its consumer: it carries that operator's name and step for tie-breaking.
@@ -24,7 +25,7 @@ import attrs
 
 from rpeg_core.ir import Role, Rpeg, data_order
 from rpeg_core.passes.unroll import EdgeKind, Invocation, UnrolledEdge, UnrolledGraph, required_version
-from rpeg_core.planning.assignment import Assignment, ExecutionPlan, Layout
+from rpeg_core.planning.assignment import Assignment, ExecutionPlan, Layout, Mode
 from rpeg_core.spec.machine import Allocation
 from rpeg_core.spec.workload import LengthPhase, Workload
 
@@ -51,6 +52,7 @@ class Node:
         source: GPUs that a COMM reads from; equals ``allocation`` for RESHARD, None for OP.
         layout: degrees of the operator; of the destination for weights; None for data transfers.
         microbatches: of the operator, 0 for transfers.
+        mode: how the operator is executed; the default for transfers.
         container: what a transfer carries.
         payload_bytes: bytes of a transfer, 0 for OP.
         model: invoked or carried model, None for data transfers and functions; the first of a fused operator.
@@ -67,6 +69,7 @@ class Node:
     source: Allocation | None = None
     layout: Layout | None = None
     microbatches: int = 0
+    mode: Mode = attrs.field(factory=Mode)
     container: str | None = None
     payload_bytes: float = 0.0
     model: str | None = None
@@ -154,7 +157,7 @@ class _Lowering:
         self.nodes: list[Node] = []
         self.edges: dict[tuple[int, int], None] = {}
         self.chains: dict[Invocation, list[int]] = {}
-        self.installed: dict[tuple[str, int, Allocation, Layout], int] = {}
+        self.installed: dict[tuple[str, int, Allocation, tuple[int, ...]], int] = {}
         self.redistributed: set[tuple[Invocation, str]] = set()
 
     # Stage 1
@@ -198,9 +201,10 @@ class _Lowering:
                 for step in range(self.graph.steps):
                     u, v = Invocation(first, step), Invocation(second, step)
                     own = model.staleness > 0 and self.rpeg.operator(second).role is Role.TRAINING
-                    if a.allocation != b.allocation or (own and a.layout != b.layout):
+                    resharded = a.layout.weights != b.layout.weights
+                    if a.allocation != b.allocation or (own and resharded):
                         self.precede(self.chains[u][-1], self.chains[v][0])
-                    elif a.layout != b.layout:
+                    elif resharded:
                         self.reshard(u, v, model.name)
                         self.redistributed.add((v, model.name))
 
@@ -216,7 +220,7 @@ class _Lowering:
         source, target = self.assignment(edge.source), self.assignment(edge.target)
         first = self.chains[edge.target][0]
         model = self.rpeg.container(edge.container).model
-        key = (model, self.version(edge.target), target.allocation, target.layout)
+        key = (model, self.version(edge.target), target.allocation, target.layout.weights)
         if (edge.target, model) in self.redistributed:  # Stage 3 brings this version from an operator that has it
             self.precede(self.chains[edge.source][-1], first)
         elif key in self.installed:
@@ -228,7 +232,7 @@ class _Lowering:
                 edge, self.chains[edge.source][-1], first, self.rpeg.container(edge.container).bytes * share
             )
             self.installed[key] = node
-        elif source.layout != target.layout:
+        elif source.layout.weights != target.layout.weights:
             self.installed[key] = self.reshard(edge.source, edge.target, model)
         else:
             self.precede(self.chains[edge.source][-1], first)
@@ -282,6 +286,7 @@ class _Lowering:
             allocation=assignment.allocation,
             layout=assignment.layout,
             microbatches=assignment.microbatches,
+            mode=assignment.mode,
             model=models[0] if models else None,
             version=self.version(invocation),
             also=models[1:],

@@ -3,22 +3,32 @@
 **[choice]** Intra-node data parallelism: a node hosts ``floor(Ng / (s * Pt))`` replicas when a pipeline fits one node,
 and a plan that needs only part of one node occupies just that part. An allocation over several nodes fills each of
 them, so that every allocated GPU holds exactly one shard (P8) and every allocation is an interval.
+
+**[choice]** Context and expert parallelism, which the paper does not have. A stage of a replica is Pc * Pt GPUs, and
+takes the place of Pt in the packing: floor(Ng / (Pc * Pt)) stages per node, or whole nodes for a stage that is larger
+than one. Batches are divided by Pd only: context ranks work on the same sequences (P3, P5). Pe needs no GPUs and
+divides the Pd * Pc * Pt ranks of a stage, as in Megatron-LM (``expert_model_parallel_size``, megatron/core/
+parallel_state.py, with experts that are not tensor parallel). The two chunks of a sequence that a context rank has,
+for equal causal work, are Megatron-LM's too (``get_batch_on_this_cp_rank``).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import attrs
 import numpy as np
 
 from rpeg_core.costing.batches import Ints, Layouts
-from rpeg_core.planning.assignment import Assignment, Layout
+from rpeg_core.planning.assignment import Assignment, Layout, Mode
+from rpeg_core.planning.axes import Axes, illegal_mode
 from rpeg_core.spec.machine import Allocation, DeviceSpace
 from rpeg_core.spec.models import ModelSpec
 from rpeg_core.spec.workload import Workload
 
 __all__ = [
+    "PAPER",
     "Candidates",
     "Extent",
     "extent_or_reason",
@@ -33,6 +43,10 @@ MIN_SEQUENCES_PER_MICROBATCH = 8
 """P5: B_local / mb >= 8 keeps the SMs busy (paper, A-J2a)."""
 
 
+PAPER = Axes()
+"""The paper's plan space."""
+
+
 @attrs.frozen
 class Extent:
     """What an allocation spans in each dimension: whole racks, or nodes of one rack, or GPUs of one node."""
@@ -45,20 +59,28 @@ class Extent:
 def extent_or_reason(machine: DeviceSpace, layout: Layout) -> Extent | str:
     """The extent of a layout (P6, P8), or the sentence that says why it does not pack."""
     per_node = machine.gpus_per_node
-    stages = min(layout.pipeline, per_node // layout.tensor)
+    stages = _stages_per_node(machine, layout)
+    if layout.stage > per_node and layout.stage % per_node:
+        return f"P8: a stage of cp={layout.context} * tp={layout.tensor} GPUs is more than a node and not whole nodes"
     if layout.pipeline % stages:
+        degrees = f"tp={layout.tensor}" + (f" and cp={layout.context}" if layout.context > 1 else "")
         return (
-            f"P8: {stages} pipeline stages fit a node of {per_node} GPUs at tp={layout.tensor}, "
+            f"P8: {stages} pipeline stages fit a node of {per_node} GPUs at {degrees}, "
             f"which does not divide pp={layout.pipeline}"
         )
-    nodes_per_replica = layout.pipeline // stages
+    nodes_per_replica = layout.pipeline // stages * max(1, layout.stage // per_node)
+    if nodes_per_replica > 1 and stages * layout.stage < per_node:
+        return (
+            f"P8: {stages} pipeline stages of {layout.stage} GPUs leave some of the {per_node} GPUs of a node idle, "
+            f"so pp={layout.pipeline} cannot continue on the next node"
+        )
     if nodes_per_replica == 1:
-        replicas_per_node = per_node // (stages * layout.tensor)
+        replicas_per_node = per_node // layout.replica
         if layout.data <= replicas_per_node:
             return Extent(1, 1, layout.gpus)
-        if replicas_per_node * stages * layout.tensor != per_node:
+        if replicas_per_node * layout.replica != per_node:
             return (
-                f"P8: {replicas_per_node} replica(s) of {stages * layout.tensor} GPUs leave some of the "
+                f"P8: {replicas_per_node} replica(s) of {layout.replica} GPUs leave some of the "
                 f"{per_node} GPUs of a node idle, so dp={layout.data} cannot continue on the next node"
             )
         if layout.data % replicas_per_node:
@@ -76,15 +98,21 @@ def extent_or_reason(machine: DeviceSpace, layout: Layout) -> Extent | str:
     return Extent(racks, machine.nodes_per_rack, per_node)
 
 
+def _stages_per_node(machine: DeviceSpace, layout: Layout) -> int:
+    """s: stages of one replica in a node; 1 for a stage of one or more nodes."""
+    return min(layout.pipeline, max(1, machine.gpus_per_node // layout.stage))
+
+
 def illegal_layout(
     machine: DeviceSpace, workload: Workload, model: ModelSpec | None, layout: Layout, microbatches: int
 ) -> str | None:
-    """The first broken rule of P1-P6 and P8 as a sentence, None when legal. ``model`` None is a function."""
-    pd, pp, pt = layout.data, layout.pipeline, layout.tensor
-    for name, value in (("dp", pd), ("pp", pp), ("tp", pt), ("microbatches", microbatches)):
+    """The first broken rule of P1-P6, P8, CP and EP as a sentence, None when legal. ``model`` None is a function."""
+    pd, pp, pt, pc, pe = layout.data, layout.pipeline, layout.tensor, layout.context, layout.expert
+    degrees = {"dp": pd, "pp": pp, "tp": pt, "cp": pc, "ep": pe, "microbatches": microbatches}
+    for name, value in degrees.items():
         if value < 1:
             return f"{name} must be at least 1, not {value}"
-    if model is None and (pp, pt) != (1, 1):
+    if model is None and (pp, pt, pc, pe) != (1, 1, 1, 1):
         return "a function without a model is only data parallel: pp=1 and tp=1"
     if machine.gpus_per_node % pt:
         return f"P1: tp={pt} does not divide the {machine.gpus_per_node} GPUs of a node"
@@ -96,6 +124,9 @@ def illegal_layout(
             return f"P2: pp={pp} does not divide the {model.layers} layers of {model.name}"
         if pp > 1 and pp % 2:
             return f"P2: pp={pp} is odd; a pipeline has 1 or an even number of stages"
+        reason = _illegal_sharing(workload, model, layout)
+        if reason is not None:
+            return reason
     if workload.prompts % pd:
         return f"P3: dp={pd} does not divide the {workload.prompts} prompts of a step"
     if pd > machine.gpus:
@@ -115,6 +146,21 @@ def illegal_layout(
             )
     extent = extent_or_reason(machine, layout)
     return extent if isinstance(extent, str) else None
+
+
+def _illegal_sharing(workload: Workload, model: ModelSpec, layout: Layout) -> str | None:
+    """The first broken rule of CP and EP."""
+    pc, pe = layout.context, layout.expert
+    if pc > 1 and 2 * pc > workload.sequence_tokens:
+        return f"CP: cp={pc} ranks with two chunks each have more chunks than a sequence has tokens"
+    if pe > 1:
+        if model.moe is None:
+            return f"EP: {model.name} is no mixture of experts"
+        if model.moe.experts % pe:
+            return f"EP: ep={pe} does not divide the {model.moe.experts} experts of {model.name}"
+        if layout.data * layout.stage % pe:
+            return f"EP: ep={pe} does not divide the dp * cp * tp = {layout.data * layout.stage} ranks of a stage"
+    return None
 
 
 def origins(machine: DeviceSpace, layout: Layout) -> tuple[int, ...]:
@@ -137,8 +183,9 @@ def origins(machine: DeviceSpace, layout: Layout) -> tuple[int, ...]:
 def illegal_assignment(
     machine: DeviceSpace, workload: Workload, model: ModelSpec | None, assignment: Assignment
 ) -> str | None:
-    """The first broken rule of P1-P8 as a sentence, None when the assignment is legal."""
+    """The first broken rule of P1-P8, CP, EP and of the mode as a sentence, None when the assignment is legal."""
     reason = illegal_layout(machine, workload, model, assignment.layout, assignment.microbatches)
+    reason = reason or illegal_mode(assignment.layout, assignment.mode)
     if reason is not None:
         return reason
     where, size = assignment.allocation, assignment.layout.gpus
@@ -157,9 +204,16 @@ def illegal_assignment(
 
 
 def legal_layouts(
-    machine: DeviceSpace, workload: Workload, model: ModelSpec | None, also: Sequence[ModelSpec] = ()
+    machine: DeviceSpace,
+    workload: Workload,
+    model: ModelSpec | None,
+    also: Sequence[ModelSpec] = (),
+    axes: Axes = PAPER,
 ) -> tuple[tuple[Layout, int], ...]:
-    """All (layout, microbatches) that satisfy P1-P6 and P8 for the model, and for those in ``also``; sorted."""
+    """All (layout, microbatches) that satisfy P1-P6, P8, CP and EP for the model, and for those in ``also``; sorted.
+
+    Pc and Pe are of ``axes``.
+    """
     tensors = _divisors(machine.gpus_per_node) if model is not None else (1,)
     pipelines = [p for p in _divisors(model.layers) if p == 1 or p % 2 == 0] if model is not None else [1]
     found = []
@@ -167,8 +221,8 @@ def legal_layouts(
         local = workload.sequences // pd
         for pp in pipelines:
             counts = (1,) if pp == 1 else tuple(mb for mb in _divisors(local) if mb >= pp)
-            for pt in tensors:
-                layout = Layout(pd, pp, pt)
+            for pt, pc, pe in itertools.product(tensors, axes.context, axes.expert):
+                layout = Layout(pd, pp, pt, pc, pe)
                 if layout.gpus > machine.gpus:
                     continue
                 found.extend(
@@ -202,18 +256,24 @@ class Candidates:
             Allocation(int(self.start[index]), int(self.stop[index])),
             self.layouts.layout(row),
             int(self.layouts.microbatches[row]),
+            self.layouts.mode_of(row),
         )
 
     def find(self, assignment: Assignment) -> int | None:
         """Index of an assignment, None when it is not a candidate."""
         rows = self.layouts
+        if assignment.mode not in rows.modes:
+            return None
         hit = (
             (self.start == assignment.allocation.start)
             & (self.stop == assignment.allocation.stop)
             & (rows.data[self.layout] == assignment.layout.data)
             & (rows.pipeline[self.layout] == assignment.layout.pipeline)
             & (rows.tensor[self.layout] == assignment.layout.tensor)
+            & (rows.context[self.layout] == assignment.layout.context)
+            & (rows.expert[self.layout] == assignment.layout.expert)
             & (rows.microbatches[self.layout] == assignment.microbatches)
+            & (rows.mode[self.layout] == rows.modes.index(assignment.mode))
         )
         found = np.flatnonzero(hit)
         return int(found[0]) if len(found) else None
@@ -229,15 +289,22 @@ def legal_candidates(
     workload: Workload,
     model: ModelSpec | None,
     also: Sequence[ModelSpec] = (),
+    axes: Axes = PAPER,
 ) -> Candidates:
-    """All legal candidates of an operator, sorted by (layout, microbatches, start).
+    """All legal candidates of an operator, sorted by (layout, microbatches, mode, start).
 
     A fused operator's are legal for each of its models, ``model`` and those in ``also``.
     """
-    pairs = legal_layouts(machine, workload, model, also)
+    modes = sorted(axes.modes())
+    rows = [
+        (degrees, microbatches, mode)
+        for degrees, microbatches in legal_layouts(machine, workload, model, also, axes)
+        for mode in modes
+        if illegal_mode(degrees, mode) is None
+    ]
     layout, start, stop = [], [], []
     cache: dict[Layout, tuple[int, ...]] = {}
-    for row, (degrees, _) in enumerate(pairs):
+    for row, (degrees, _, _) in enumerate(rows):
         if degrees not in cache:
             cache[degrees] = origins(machine, degrees)
         for origin in cache[degrees]:
@@ -246,37 +313,41 @@ def legal_candidates(
             stop.append(origin + degrees.gpus)
     return Candidates(
         operator=operator,
-        layouts=_layouts(machine, pairs),
+        layouts=_layouts(machine, rows, tuple(modes)),
         layout=np.array(layout, np.int64),
         start=np.array(start, np.int64),
         stop=np.array(stop, np.int64),
     )
 
 
-def _layouts(machine: DeviceSpace, pairs: tuple[tuple[Layout, int], ...]) -> Layouts:
-    data_tier, stage_tier, stages = [], [], []
-    for layout, _ in pairs:
-        start = origins(machine, layout)[0]
-        data_tier.append(int(machine.tier(start, start + layout.gpus)))
-        replica = layout.pipeline * layout.tensor
-        stage_tier.append(
-            max(int(machine.tier(first, first + replica)) for first in range(start, start + layout.gpus, replica))
-        )
-        stages.append(min(layout.pipeline, machine.gpus_per_node // layout.tensor))
+def _layouts(machine: DeviceSpace, rows: Sequence[tuple[Layout, int, Mode]], modes: tuple[Mode, ...]) -> Layouts:
+    tiers = {layout: _tiers(machine, layout) for layout in dict.fromkeys(layout for layout, _, _ in rows)}
 
     def column(values: list[int]) -> Ints:
         return np.array(values, np.int64)
 
+    layouts = [layout for layout, _, _ in rows]
     return Layouts(
-        data=column([layout.data for layout, _ in pairs]),
-        pipeline=column([layout.pipeline for layout, _ in pairs]),
-        tensor=column([layout.tensor for layout, _ in pairs]),
-        microbatches=column([mb for _, mb in pairs]),
-        gpus=column([layout.gpus for layout, _ in pairs]),
-        data_tier=column(data_tier),
-        stage_tier=column(stage_tier),
-        stages_per_node=column(stages),
+        data=column([layout.data for layout in layouts]),
+        pipeline=column([layout.pipeline for layout in layouts]),
+        tensor=column([layout.tensor for layout in layouts]),
+        microbatches=column([microbatches for _, microbatches, _ in rows]),
+        gpus=column([layout.gpus for layout in layouts]),
+        data_tier=column([tiers[layout][0] for layout in layouts]),
+        stage_tier=column([tiers[layout][1] for layout in layouts]),
+        stages_per_node=column([_stages_per_node(machine, layout) for layout in layouts]),
+        context=column([layout.context for layout in layouts]),
+        expert=column([layout.expert for layout in layouts]),
+        mode=column([modes.index(mode) for _, _, mode in rows]),
+        modes=modes,
     )
+
+
+def _tiers(machine: DeviceSpace, layout: Layout) -> tuple[int, int]:
+    """The tier of the whole allocation, and the slowest of a replica."""
+    start, replica = origins(machine, layout)[0], layout.replica
+    replicas = (int(machine.tier(first, first + replica)) for first in range(start, start + layout.gpus, replica))
+    return int(machine.tier(start, start + layout.gpus)), max(replicas)
 
 
 def _divisors(value: int) -> tuple[int, ...]:

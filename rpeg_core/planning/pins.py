@@ -9,6 +9,7 @@ import attrs
 
 from rpeg_core.errors import ExperimentError
 from rpeg_core.planning.assignment import Assignment
+from rpeg_core.spec.execution import Precision, Recompute
 from rpeg_core.spec.machine import Allocation
 
 __all__ = ["Pin", "parse_gpus"]
@@ -18,23 +19,37 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 @attrs.frozen(kw_only=True)
 class Pin:
-    """The fixed part of one operator's assignment; None leaves it to the search."""
+    """The fixed part of one operator's assignment; None leaves it to the search.
+
+    Of the axes beyond the paper's plan space None leaves what ``space:`` says, without an entry there the default.
+    """
 
     allocation: Allocation | None = None
     data: int | None = None
     pipeline: int | None = None
     tensor: int | None = None
     microbatches: int | None = None
+    context: int | None = None
+    expert: int | None = None
+    sequence_parallel: bool | None = None
+    recompute: Recompute | None = None
+    precision: Precision | None = None
 
     @classmethod
     def of(cls, assignment: Assignment) -> Pin:
-        """A pin that leaves no choice."""
+        """A pin that leaves no choice where ``space:`` has none."""
+        layout, mode = assignment.layout, assignment.mode
         return cls(
             allocation=assignment.allocation,
-            data=assignment.layout.data,
-            pipeline=assignment.layout.pipeline,
-            tensor=assignment.layout.tensor,
+            data=layout.data,
+            pipeline=layout.pipeline,
+            tensor=layout.tensor,
             microbatches=assignment.microbatches,
+            context=layout.context if layout.context > 1 else None,
+            expert=layout.expert if layout.expert > 1 else None,
+            sequence_parallel=mode.sequence_parallel or None,
+            recompute=mode.recompute,
+            precision=None if mode.precision is Precision.BF16 else mode.precision,
         )
 
     def document(self) -> dict[str, Any]:
@@ -44,7 +59,12 @@ class Pin:
             "dp": self.data,
             "pp": self.pipeline,
             "tp": self.tensor,
+            "cp": self.context,
+            "ep": self.expert,
             "microbatches": self.microbatches,
+            "sequence_parallel": self.sequence_parallel,
+            "recompute": None if self.recompute is None else self.recompute.value,
+            "precision": None if self.precision is None else self.precision.value,
         }
         return {key: value for key, value in values.items() if value is not None}
 

@@ -23,9 +23,10 @@ from rpeg_core.passes.evaluate import EvaluationOptions, Prediction
 from rpeg_core.passes.lower import NodeKind
 from rpeg_core.passes.microtasks import Microtask, microtasks
 from rpeg_core.passes.score import usable_bytes
-from rpeg_core.planning.assignment import Assignment, ExecutionPlan, Layout
+from rpeg_core.planning.assignment import Assignment, ExecutionPlan, Layout, Mode
 from rpeg_core.planning.pins import parse_gpus
 from rpeg_core.planning.structures import Structure
+from rpeg_core.spec.execution import Precision, Recompute
 from rpeg_core.spec.experiment import Experiment, parse_experiment
 from rpeg_core.spec.machine import DeviceSpace
 from rpeg_core.spec.workload import Workload
@@ -179,16 +180,7 @@ class Plan:
                 "fusion": self.structure.fusion,
             },
             "rpeg": to_dict(self.rpeg),
-            "plan": {
-                name: {
-                    "gpus": str(a.allocation),
-                    "dp": a.layout.data,
-                    "pp": a.layout.pipeline,
-                    "tp": a.layout.tensor,
-                    "microbatches": a.microbatches,
-                }
-                for name, a in self.assignments.items()
-            },
+            "plan": {name: a.document() for name, a in self.assignments.items()},
             **({"microtasks": schedules} if (schedules := self._schedules()) else {}),
             "machine": attrs.asdict(self.machine),
             "options": attrs.asdict(self.options),
@@ -254,14 +246,7 @@ def _plan(document: Mapping[str, Any]) -> Plan:
             fusion=structure["fusion"],
         ),
         rpeg=from_dict(document["rpeg"]),
-        assignments={
-            name: Assignment(
-                parse_gpus(a["gpus"], f"plan.{name}.gpus"),
-                Layout(a["dp"], a["pp"], a["tp"]),
-                a["microbatches"],
-            )
-            for name, a in document["plan"].items()
-        },
+        assignments={name: _assignment(entry, f"plan.{name}") for name, entry in document["plan"].items()},
         machine=DeviceSpace(**document["machine"]),
         options=EvaluationOptions(**document["options"]),
         prediction=PlanPrediction(
@@ -275,6 +260,20 @@ def _plan(document: Mapping[str, Any]) -> Plan:
         search=document.get("search", {}),
         intervals=PlanIntervals.read(document["intervals"]) if "intervals" in document else None,
         rpeg_version=document["rpeg_version"],
+    )
+
+
+def _assignment(entry: Mapping[str, Any], where: str) -> Assignment:
+    default = Mode()
+    return Assignment(
+        parse_gpus(entry["gpus"], f"{where}.gpus"),
+        Layout(entry["dp"], entry["pp"], entry["tp"], entry.get("cp", 1), entry.get("ep", 1)),
+        entry["microbatches"],
+        Mode(
+            sequence_parallel=entry.get("sequence_parallel", default.sequence_parallel),
+            recompute=Recompute(entry["recompute"]) if "recompute" in entry else default.recompute,
+            precision=Precision(entry.get("precision", default.precision.value)),
+        ),
     )
 
 

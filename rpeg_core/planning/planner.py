@@ -13,10 +13,12 @@ from rpeg_core.errors import ExperimentError, UnknownKeyError, UsageError, sugge
 from rpeg_core.ir import Role, Rpeg, to_text
 from rpeg_core.passes.evaluate import EvaluationOptions
 from rpeg_core.planning.assignment import ExecutionPlan
+from rpeg_core.planning.axes import AXES, Axes
 from rpeg_core.planning.pins import Pin
 from rpeg_core.planning.plan import Plan, PluginUse, summarize
 from rpeg_core.planning.problem import Problem, StructureProblem, build_structure
 from rpeg_core.planning.search import Progress, SearchBudget, SearchResult
+from rpeg_core.planning.space import axes_of, without_peak
 from rpeg_core.planning.structures import STRUCTURAL_OPTIONS, Structure, enumerate_structures
 from rpeg_core.plugins.loading import LoadedRecord
 from rpeg_core.plugins.registry import Registry
@@ -138,6 +140,7 @@ class Planner:
         """
         pins = self.experiment.pins if pins is None else pins
         graphs = [(structure, self.graph(structure)) for structure in self.structures()]
+        self._check_space([graph for _, graph in graphs])
         self._check_pins(pins, [graph for _, graph in graphs])
         built: dict[str, StructureProblem] = {}  # graphs that differ in staleness only share candidates and costs
         problems = []
@@ -155,6 +158,7 @@ class Planner:
                     terms=self.terms,
                     options=self.options,
                     pins=pins,
+                    axes=self.axes(graph),
                 )
             problems.append(attrs.evolve(built[key], structure=structure, rpeg=graph))
         self._check_settings()
@@ -170,6 +174,7 @@ class Planner:
     def structure_problem(self, plan: Plan) -> StructureProblem:
         """The structure of an existing plan, every operator pinned to it."""
         pins = {name: Pin.of(assignment) for name, assignment in plan.assignments.items()}
+        frameworks = {name: Axes(framework=own.framework) for name, own in self.axes(plan.rpeg).items()}
         return build_structure(
             structure=plan.structure,
             rpeg=plan.rpeg,
@@ -179,7 +184,20 @@ class Planner:
             terms=self.terms,
             options=self.options,
             pins=pins,
+            axes=frameworks,
         )
+
+    def axes(self, graph: Rpeg) -> dict[str, Axes]:
+        """What the search may choose for each operator beyond the paper's plan space.
+
+        Raises:
+            ExperimentError: ``space:`` leaves an operator no value of an axis.
+        """
+        space, found = self.experiment.space, {}
+        for op in graph.operators:
+            models = [model.spec for model in graph.models_of(op.name)]
+            found[op.name] = axes_of(space, op.name, op.role, models, self.hardware)
+        return found
 
     def search(self, problem: Problem, progress: Progress, strategy: str | None = None) -> SearchResult:
         """Run a strategy with the experiment's budget.
@@ -245,6 +263,7 @@ class Planner:
             yield f"no selected cost term prices memory ({names}): every plan counts as one that fits"
         if not any(active.term.target is Target.TRANSFER for active in self.terms):
             yield "no selected cost term prices transfers: they count as taking no time"
+        yield from without_peak(self.experiment.space, self.hardware)
         workload = self.experiment.workload
         if not workload.response_lengths and workload.response_tokens >= LONG_RESPONSE_TOKENS and self._generates():
             yield (
@@ -271,6 +290,28 @@ class Planner:
                 if origin is not None:
                     raise UsageError(f"{origin} names no plugin", facts=allowed, hint=hint)
                 raise UnknownKeyError(f"settings.{name} names no plugin", facts=allowed, hint=hint)
+
+    def _check_space(self, graphs: Sequence[Rpeg]) -> None:
+        """Entries must name roles or operators, and the selected cost terms must know what they ask for."""
+        roles = {role.value for role in Role}
+        operators = {op.name: op.role.value for graph in graphs for op in graph.operators}
+        known = [*sorted(roles), *sorted(operators)]
+        for name, entry in self.experiment.space.items():
+            if name not in known:
+                raise UnknownKeyError(
+                    f"space.{name} names no role and no operator of {self.template.name!r}",
+                    facts=[f"allowed: {', '.join(known)}"],
+                    hint=suggest(name, known),
+                )
+            if entry.framework is not None:
+                _check_framework(name, entry.framework, operators.get(name, name), self.terms)
+        for axis, attribute in AXES.items():
+            default = getattr(Axes(), attribute)
+            asked = [value for entry in self.experiment.space.values() for value in entry.axis(axis) or ()]
+            pinned = [getattr(pin, attribute) for pin in self.experiment.pins.values()]
+            for where, values in (("space", asked), ("pin", pinned)):
+                if {*values, *default, None} != {*default, None}:
+                    _check_axis(axis, where, self.terms)
 
     def _check_pins(self, pins: Mapping[str, Pin], graphs: Sequence[Rpeg]) -> None:
         names = [{op.name for op in graph.operators} for graph in graphs]
@@ -313,6 +354,27 @@ def _check_terms(terms: Sequence[ActiveTerm]) -> None:
                 facts=[f"{other} and {term.name} are both selected"],
                 hint=f"name one of {other.partition('.')[0]} and {term.name.partition('.')[0]}, or single terms",
             )
+
+
+def _check_axis(axis: str, where: str, terms: Sequence[ActiveTerm]) -> None:
+    priced = [active.term for active in terms if active.term.target is not Target.TRANSFER]
+    without = [term.name for term in priced if axis not in term.axes]
+    if without:
+        raise ExperimentError(
+            f"{where} names {axis}, which some of the selected cost terms do not know",
+            facts=[f"they would give every value the same price: {', '.join(without)}"],
+            hint=f"leave {axis} out of {where}:, or select a cost model that knows it, e.g. costs: [analytical]",
+        )
+
+
+def _check_framework(name: str, framework: str, role: str, terms: Sequence[ActiveTerm]) -> None:
+    offered = sorted({known for active in terms for known in active.term.frameworks.get(role, ())})
+    if framework not in offered:
+        raise ExperimentError(
+            f"space.{name}.framework is {framework!r}",
+            facts=[f"allowed for {role} with the selected cost terms: {', '.join(offered) or 'none'}"],
+            hint=suggest(framework, offered),
+        )
 
 
 def _models(template: AlgorithmTemplate, experiment: Experiment) -> dict[str, ModelSpec]:

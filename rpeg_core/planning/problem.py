@@ -18,8 +18,9 @@ from rpeg_core.ir import Rpeg
 from rpeg_core.passes.evaluate import EvaluationOptions, Prediction, evaluate
 from rpeg_core.passes.lower import NodeKind
 from rpeg_core.passes.score import Evaluation, Objective, usable_bytes
-from rpeg_core.planning.assignment import Assignment, ExecutionPlan, Layout
-from rpeg_core.planning.candidates import Candidates, illegal_layout, legal_candidates, origins
+from rpeg_core.planning.assignment import Assignment, ExecutionPlan, Layout, Mode
+from rpeg_core.planning.axes import AXES, Axes, illegal_mode, illegal_value
+from rpeg_core.planning.candidates import PAPER, Candidates, illegal_layout, legal_candidates, origins
 from rpeg_core.planning.pins import Pin
 from rpeg_core.planning.structures import Structure
 from rpeg_core.spec.machine import DeviceSpace, HardwareProfile
@@ -166,15 +167,21 @@ def build_structure(
     terms: Sequence[ActiveTerm],
     options: EvaluationOptions,
     pins: Mapping[str, Pin] | None = None,
+    axes: Mapping[str, Axes] | None = None,
 ) -> StructureProblem:
-    """Candidates and cost tables of one graph.
+    """Candidates and cost tables of one graph; operators that are not in ``axes`` have the paper's plan space.
 
     Raises:
-        PinError: a pin breaks P1-P8, or nothing legal matches it.
+        PinError: a pin breaks a rule, or nothing legal matches it.
         CostTermError: a cost term fails.
     """
+    open_to = {op.name: (axes or {}).get(op.name, PAPER) for op in rpeg.operators}
+    for name, pin in (pins or {}).items():
+        _check_values(pin, rpeg, name, hardware)
+        open_to[name] = open_to[name].pinned(pin)
     legal = {
-        op.name: legal_candidates(op.name, machine, workload, *model_specs(rpeg, op.name)) for op in rpeg.operators
+        op.name: legal_candidates(op.name, machine, workload, *model_specs(rpeg, op.name), axes=open_to[op.name])
+        for op in rpeg.operators
     }
     book = CostBook(
         rpeg=rpeg,
@@ -183,6 +190,7 @@ def build_structure(
         workload=workload,
         layouts={name: candidates.layouts for name, candidates in legal.items()},
         terms=terms,
+        frameworks={name: own.framework for name, own in open_to.items()},
     )
     kept = []
     for op in rpeg.operators:
@@ -204,6 +212,21 @@ def model_specs(rpeg: Rpeg, operator: str) -> tuple[ModelSpec | None, tuple[Mode
     """The architecture of an operator's model, None for a function, and of its further models when it is fused."""
     first, *others = [model.spec for model in rpeg.models_of(operator)] or [None]
     return first, tuple(others)
+
+
+def _check_values(pin: Pin, rpeg: Rpeg, operator: str, hardware: HardwareProfile) -> None:
+    first, others = model_specs(rpeg, operator)
+    models = () if first is None else (first, *others)
+    for axis, attribute in AXES.items():
+        value = getattr(pin, attribute)
+        if value is not None:
+            reason = illegal_value(axis, value, rpeg.operator(operator).role, models, hardware)
+            if reason is not None:
+                raise PinError(
+                    f"pin.{operator}.{axis} cannot be met",
+                    facts=[reason],
+                    hint="change the pin, or leave the key out",
+                )
 
 
 def _pinned(
@@ -234,20 +257,23 @@ def _pinned(
 def _pin_reason(
     pin: Pin, rpeg: Rpeg, operator: str, machine: DeviceSpace, workload: Workload, degrees_are_legal: bool
 ) -> str:
-    """The rule that the pin breaks, in the words of the candidates module."""
+    """The rule that the pin breaks, in the words of the modules ``candidates`` and ``axes``."""
     spec, also = model_specs(rpeg, operator)
     where = pin.allocation
     if where is not None and where.stop > machine.gpus:
         return f"P7: GPUs {where} are outside the cluster's 0-{machine.gpus - 1}"
     tensor, pipeline = pin.tensor or 1, pin.pipeline or 1
-    data = pin.data or 1
-    if where is not None and pin.data is None and where.size % (tensor * pipeline) == 0:
-        data = where.size // (tensor * pipeline)
+    context, expert, data = pin.context or 1, pin.expert or 1, pin.data or 1
+    replica = Layout(1, pipeline, tensor, context).gpus
+    if where is not None and pin.data is None and where.size % replica == 0:
+        data = where.size // replica
     microbatches = pin.microbatches or (1 if pipeline == 1 else pipeline)
-    layout = Layout(data, pipeline, tensor)
+    layout = Layout(data, pipeline, tensor, context, expert)
     reasons = (illegal_layout(machine, workload, model, layout, microbatches) for model in (spec, *also))
     for reason in filter(None, reasons):
         return reason
+    if pin.sequence_parallel and (pin.tensor or 1) == 1:
+        return str(illegal_mode(layout, Mode(sequence_parallel=True)))
     if where is not None and degrees_are_legal and layout.gpus == where.size:
         starts = ", ".join(str(start) for start in origins(machine, layout)[:8])
         return f"P7: {layout} cannot start at GPU {where.start}; its aligned starts are {starts}"
@@ -257,5 +283,4 @@ def _pin_reason(
 
 
 def _describe(pin: Pin) -> str:
-    given = {"dp": pin.data, "pp": pin.pipeline, "tp": pin.tensor, "microbatches": pin.microbatches}
-    return ", ".join(f"{name}={value}" for name, value in given.items() if value is not None) or "any degrees"
+    return str(attrs.evolve(pin, allocation=None)) or "any degrees"

@@ -338,16 +338,7 @@ def _document(row: Row, optimal: bool | None, is_knee: bool) -> dict[str, Any]:
         "plan_of_gpus": plan.plan_of_gpus,
         "pareto": optimal,
         "knee": is_knee,
-        "plan": {
-            name: {
-                "gpus": str(assignment.allocation),
-                "dp": assignment.layout.data,
-                "pp": assignment.layout.pipeline,
-                "tp": assignment.layout.tensor,
-                "microbatches": assignment.microbatches,
-            }
-            for name, assignment in plan.assignments.items()
-        },
+        "plan": {name: assignment.document() for name, assignment in plan.assignments.items()},
     }
 
 

@@ -11,22 +11,39 @@ from rpeg_core.passes.evaluate import Prediction
 from rpeg_core.passes.lower import Node, NodeKind
 from rpeg_core.planning.plan import Plan
 from rpeg_core.planning.problem import critical_seconds
+from rpeg_core.planning.space import framework_of
 from rpeg_core.report import intervals, words
 from rpeg_core.report.page import Column, Grid, Grouping
+from rpeg_core.spec.execution import Precision
 
-__all__ = ["critical_path", "operator_table", "operator_terms", "split_operators", "steady_step", "transfer_table"]
+__all__ = [
+    "critical_path",
+    "mode_table",
+    "operator_table",
+    "operator_terms",
+    "split_operators",
+    "steady_step",
+    "transfer_table",
+]
 
 BAR_CELLS = 16
 
 
 def operator_table(plan: Plan, operators: Sequence[str] | None = None) -> Grid:
-    """Operator -> GPUs, degrees, microbatches, time with its interval; None: of all operators."""
+    """Operator -> GPUs, degrees, microbatches, time with its interval; None: of all operators.
+
+    Context and expert parallelism have columns where an operator has it.
+    """
     prediction, rows = plan.prediction, []
     sure = {} if plan.intervals is None else plan.intervals.operator_s
-    for name in plan.assignments if operators is None else operators:
+    names = tuple(plan.assignments) if operators is None else tuple(operators)
+    layouts = [plan.assignments[name].layout for name in names]
+    further = [key for key in ("context", "expert") if any(getattr(layout, key) > 1 for layout in layouts)]
+    for name in names:
         assignment = plan.assignments[name]
         layout, phases = assignment.layout, prediction.operator_s[name]
-        degrees = (layout.data, layout.pipeline, layout.tensor, assignment.microbatches)
+        beyond = (getattr(layout, key) for key in further)
+        degrees = (layout.data, layout.pipeline, layout.tensor, *beyond, assignment.microbatches)
         rows.append(
             (
                 name,
@@ -43,6 +60,7 @@ def operator_table(plan: Plan, operators: Sequence[str] | None = None) -> Grid:
         Column("dp", right=True),
         Column("pp", right=True),
         Column("tp", right=True),
+        *(Column({"context": "cp", "expert": "ep"}[key], right=True) for key in further),
         Column("microbatches", right=True),
         Column("time", right=True),
         Column("length phases"),
@@ -50,6 +68,33 @@ def operator_table(plan: Plan, operators: Sequence[str] | None = None) -> Grid:
     if not split:
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     return Grid(title="plan", columns=columns, rows=tuple(rows))
+
+
+def mode_table(plan: Plan, operators: Sequence[str]) -> Grid | None:
+    """Operator -> sequence parallelism, recomputation, precision, framework; None when no operator says any."""
+    rows = []
+    for name in operators:
+        mode, operator = plan.assignments[name].mode, plan.rpeg.operator(name)
+        framework = framework_of(plan.experiment.space, name, operator.role)
+        if operator.models:
+            rows.append(
+                (
+                    name,
+                    "yes" if mode.sequence_parallel else "",
+                    "" if mode.recompute is None else mode.recompute.value,
+                    "" if mode.precision is Precision.BF16 else mode.precision.value,
+                    framework,
+                )
+            )
+    names = ("operator", "sequence parallel", "recompute", "precision", "framework")
+    said = [column for column in range(len(names)) if any(row[column] for row in rows)]
+    if said == [0] or not rows:
+        return None
+    return Grid(
+        title="execution",
+        columns=tuple(Column(names[column]) for column in said),
+        rows=tuple(tuple(row[column] for column in said) for row in rows if any(row[1:])),
+    )
 
 
 def operator_terms(book: CostBook, spread: Spread, operators: Sequence[str]) -> Grid:

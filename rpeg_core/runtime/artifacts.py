@@ -83,7 +83,7 @@ class ArtifactReads:
             return self._between(self._rpeg.data_edges, before, after) if here else ()
         if before.operator == after.operator:
             return tuple(map(self._weights, before.models))
-        in_place = before.allocation == after.allocation and before.layout == after.layout
+        in_place = before.allocation == after.allocation and before.layout.weights == after.layout.weights
         return self._between(self._rpeg.publication_edges, before, after) if in_place else ()
 
     def _makers(self, before: Node, after: Node, container: str) -> Iterable[Made]:

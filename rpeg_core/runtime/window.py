@@ -126,6 +126,7 @@ class Window:
             source=template.source,
             layout=template.layout,
             microbatches=template.microbatches,
+            mode=template.mode,
             container=template.container,
             payload_bytes=template.payload_bytes,
             model=template.model,

@@ -14,8 +14,11 @@ import attrs
 
 from rpeg_core.errors import ExperimentError
 from rpeg_core.passes.score import Objective
+from rpeg_core.planning.axes import AXES
 from rpeg_core.planning.pins import Pin, parse_gpus
+from rpeg_core.planning.space import Space, flag, member, read_space
 from rpeg_core.planning.structures import StructureChoices
+from rpeg_core.spec.execution import Precision, Recompute
 from rpeg_core.spec.lengths import read_lengths
 from rpeg_core.spec.machine import is_profile_file
 from rpeg_core.spec.models import ModelSpec
@@ -70,6 +73,7 @@ class Experiment:
         horizon_steps: K_eval.
         split_lengths: whether length-quantile splitting is allowed.
         pins: operator -> what the user fixes.
+        space: role or operator -> what may be chosen beyond the paper's plan space.
         costs: cost models or terms, None for the hardware profile's default.
         settings: plugin record -> values.
         weights: role -> absolute path of the folder with its first weights; a role that is not here has none.
@@ -91,6 +95,7 @@ class Experiment:
     settings: Mapping[str, Mapping[str, Any]]
     weights: Mapping[str, str] = attrs.field(factory=dict)
     same_as: Mapping[str, str] = attrs.field(factory=dict)
+    space: Space = attrs.field(factory=dict)
 
     def document(self) -> dict[str, Any]:
         """The resolved experiment as a JSON-ready mapping that :func:`parse_experiment` reads."""
@@ -127,6 +132,7 @@ class Experiment:
             },
             "search": attrs.asdict(self.search, filter=lambda _, value: value is not None),
             "pin": {operator: pin.document() for operator, pin in self.pins.items()},
+            **({"space": {name: entry.document() for name, entry in self.space.items()}} if self.space else {}),
             **({} if self.costs is None else {"costs": list(self.costs)}),
             "settings": {name: dict(values) for name, values in self.settings.items()},
         }
@@ -156,6 +162,7 @@ def parse_experiment(document: object, *, base_dir: Path = Path()) -> Experiment
         "objective",
         "search",
         "pin",
+        "space",
         "costs",
         "settings",
     )
@@ -183,6 +190,7 @@ def parse_experiment(document: object, *, base_dir: Path = Path()) -> Experiment
         split_lengths=objective.boolean("split_lengths", True),
         search=_search(root.section("search", optional=True)),
         pins=_pins(root.section("pin", optional=True)),
+        space=read_space(root.section("space", optional=True)),
         costs=costs,
         settings={name: dict(settings.section(name).values) for name in settings.values},
     )
@@ -264,7 +272,7 @@ def _pins(section: Section) -> dict[str, Pin]:
     found = {}
     for operator in section.values:
         entry = section.section(operator)
-        entry.only("gpus", "dp", "pp", "tp", "microbatches")
+        entry.only("gpus", "dp", "pp", "tp", "microbatches", *AXES)
 
         def degree(key: str, entry: Section = entry) -> int | None:
             return None if entry.get(key) is None else entry.integer(key, minimum=1)
@@ -275,5 +283,10 @@ def _pins(section: Section) -> dict[str, Pin]:
             pipeline=degree("pp"),
             tensor=degree("tp"),
             microbatches=degree("microbatches"),
+            context=degree("cp"),
+            expert=degree("ep"),
+            sequence_parallel=flag(entry, "sequence_parallel"),
+            recompute=member(entry, "recompute", Recompute),
+            precision=member(entry, "precision", Precision),
         )
     return found

@@ -14,6 +14,7 @@ flow, so that a pass which confuses them fails.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -21,14 +22,17 @@ from hypothesis import strategies as st
 
 from rpeg_core.ir import Role, Rpeg, RpegBuilder
 from rpeg_core.planning.assignment import Assignment, ExecutionPlan
-from rpeg_core.planning.candidates import legal_candidates
+from rpeg_core.planning.axes import AXES, Axes, applies
+from rpeg_core.planning.candidates import PAPER, legal_candidates
 from rpeg_core.planning.problem import model_specs as specs_of
+from rpeg_core.spec.execution import Precision, Recompute
 from rpeg_core.spec.machine import DeviceSpace
-from rpeg_core.spec.models import Head, ModelSpec
+from rpeg_core.spec.models import Head, ModelSpec, MoE
 from rpeg_core.spec.workload import LengthQuantile, Workload
 
 __all__ = [
     "Configuration",
+    "axes_of_operators",
     "configurations",
     "execution_plans",
     "machines",
@@ -43,17 +47,18 @@ MAX_OPERATORS = 8
 
 @attrs.frozen(kw_only=True)
 class Configuration:
-    """One configuration ``C = (G, P)`` with the machine and the workload it is legal for."""
+    """One configuration ``C = (G, P)`` with the machine, the workload and the axes it is legal for."""
 
     rpeg: Rpeg
     plan: ExecutionPlan
     machine: DeviceSpace
     workload: Workload
+    axes: Mapping[str, Axes]
 
 
 @st.composite
 def model_specs(draw: st.DrawFn, *, name: str = "random", head: Head = Head.LM) -> ModelSpec:
-    """A small dense model: 1 to 8 layers, 2 to 8 heads, grouped-query or not, gated or not, tied or not."""
+    """A small model: 1 to 8 layers, 2 to 8 heads, grouped-query, gated, tied, a mixture of experts or not."""
     heads = draw(st.sampled_from((2, 4, 8)))
     head_dim = draw(st.sampled_from((4, 8)))
     return ModelSpec(
@@ -68,9 +73,14 @@ def model_specs(draw: st.DrawFn, *, name: str = "random", head: Head = Head.LM) 
         gated_ffn=draw(st.booleans()),
         vocab=draw(st.integers(8, 64)),
         tied_embeddings=draw(st.booleans()),
+        moe=draw(st.none() | st.sampled_from((2, 4, 6)).map(_experts)),
         head=head,
         source="drawn at random",
     )
+
+
+def _experts(count: int) -> MoE:
+    return MoE(experts=count, active_experts=2, expert_ffn=8)
 
 
 @st.composite
@@ -120,11 +130,36 @@ def rpegs(
 
 
 @st.composite
-def execution_plans(draw: st.DrawFn, rpeg: Rpeg, machine: DeviceSpace, workload: Workload) -> dict[str, Assignment]:
+def axes_of_operators(draw: st.DrawFn, rpeg: Rpeg) -> dict[str, Axes]:
+    """For each operator the default and perhaps one or two further values of each axis that has a meaning for it."""
+    further: dict[str, tuple[Any, ...]] = {
+        "cp": (2, 3),
+        "ep": (2, 4),
+        "sequence_parallel": (True,),
+        "recompute": (Recompute.NONE, Recompute.SELECTIVE),
+        "precision": (Precision.FP8,),
+    }
+    found = {}
+    for operator in rpeg.operators:
+        models = [model.spec for model in rpeg.models_of(operator.name)]
+        values = {}
+        for axis, attribute in AXES.items():
+            if applies(axis, operator.role, models) is None:
+                default = getattr(Axes(), attribute)
+                values[attribute] = (*default, *draw(st.lists(st.sampled_from(further[axis]), max_size=1)))
+        found[operator.name] = Axes(**values)
+    return found
+
+
+@st.composite
+def execution_plans(
+    draw: st.DrawFn, rpeg: Rpeg, machine: DeviceSpace, workload: Workload, axes: Mapping[str, Axes] | None = None
+) -> dict[str, Assignment]:
     """A legal plan. Operators often share an allocation or a whole assignment, as in good plans."""
     plan: dict[str, Assignment] = {}
     for operator in rpeg.operators:
-        candidates = legal_candidates(operator.name, machine, workload, *specs_of(rpeg, operator.name))
+        own = (axes or {}).get(operator.name, PAPER)
+        candidates = legal_candidates(operator.name, machine, workload, *specs_of(rpeg, operator.name), axes=own)
         known = sorted({a for a in plan.values() if candidates.find(a) is not None})
         taken = {(a.allocation.start, a.allocation.stop) for a in plan.values()}
         places = zip(candidates.start.tolist(), candidates.stop.tolist(), strict=True)
@@ -142,8 +177,9 @@ def execution_plans(draw: st.DrawFn, rpeg: Rpeg, machine: DeviceSpace, workload:
 def configurations(draw: st.DrawFn, **limits: Any) -> Configuration:
     """A graph (``limits`` as for :func:`rpegs`), a machine, a workload and a plan that is legal for them."""
     rpeg, machine, workload = draw(rpegs(**limits)), draw(machines()), draw(workloads())
-    plan = draw(execution_plans(rpeg, machine, workload))
-    return Configuration(rpeg=rpeg, plan=plan, machine=machine, workload=workload)
+    axes = draw(axes_of_operators(rpeg))
+    plan = draw(execution_plans(rpeg, machine, workload, axes))
+    return Configuration(rpeg=rpeg, plan=plan, machine=machine, workload=workload, axes=axes)
 
 
 @attrs.frozen

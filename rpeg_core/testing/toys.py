@@ -20,7 +20,8 @@ from rpeg_core.costing.batches import Floats, Layouts, MemoryBatch, OperatorBatc
 from rpeg_core.costing.book import ActiveTerm, CostBook
 from rpeg_core.ir import Role, Rpeg, RpegBuilder
 from rpeg_core.planning.assignment import Assignment, ExecutionPlan, Layout
-from rpeg_core.planning.candidates import legal_candidates
+from rpeg_core.planning.axes import Axes
+from rpeg_core.planning.candidates import PAPER, legal_candidates
 from rpeg_core.planning.problem import model_specs
 from rpeg_core.records import CostTerm, MemoryKind, NoSettings, Target
 from rpeg_core.spec.machine import (
@@ -283,6 +284,7 @@ def toy_book(
     transfer: CostTerm | None = None,
     extra: Sequence[CostTerm] = (),
     hardware: HardwareProfile | None = None,
+    axes: Mapping[str, Axes] | None = None,
 ) -> CostBook:
     """The cost book of ``graph`` over all legal layouts, with toy terms.
 
@@ -293,11 +295,13 @@ def toy_book(
         transfer: 100 bytes/s when absent.
         extra: further terms.
         hardware: :func:`toy_hardware` when absent.
+        axes: of operators that have more than the paper's plan space.
     """
     workload = workload or toy_workload()
 
     def layouts(operator: str) -> Layouts:
-        return legal_candidates(operator, machine, workload, *model_specs(graph, operator)).layouts
+        own = (axes or {}).get(operator, PAPER)
+        return legal_candidates(operator, machine, workload, *model_specs(graph, operator), axes=own).layouts
 
     terms = [toy_seconds_term(seconds or {}), transfer or toy_transfer_term(), *memory, *extra]
     return CostBook(

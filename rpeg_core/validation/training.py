@@ -10,13 +10,14 @@ import numpy as np
 from rpeg_core.costing.batches import Layouts, OperatorBatch
 from rpeg_core.ir import Role
 from rpeg_core.spec.execution import Execution, Precision, Recompute, Sharding
+from rpeg_core.spec.frameworks import FRAMEWORK_DEFAULTS, FrameworkDefaults
 from rpeg_core.spec.machine import DeviceSpace, HardwareProfile
 from rpeg_core.spec.models import ModelSpec
 from rpeg_core.spec.workload import Workload
 from rpeg_core.validation.architectures import model_of_row
 from rpeg_core.validation.rows import Row, Unusable
 
-__all__ = ["FRAMEWORK_DEFAULTS", "Setup", "layouts_of", "setup_of_row", "training_batch"]
+__all__ = ["Setup", "layouts_of", "setup_of_row", "training_batch"]
 
 
 @attrs.frozen(kw_only=True)
@@ -50,32 +51,6 @@ _RECOMPUTE = (
     (r"^none|mla_up_proj|moe_act|^mlp", Recompute.NONE),
 )
 
-
-@attrs.frozen(kw_only=True)
-class FrameworkDefaults:
-    """What a framework does when the table is silent."""
-
-    recompute: Recompute = Recompute.NONE
-    sequence_parallel: bool = True
-    sharding: Sharding = Sharding.OPTIMIZER
-    single_sequence_stages: bool = False  # with a pipeline, the local batch runs one sequence at a time
-
-
-FRAMEWORK_DEFAULTS = {
-    "megatron-2021": FrameworkDefaults(recompute=Recompute.FULL, sequence_parallel=False, sharding=Sharding.NONE),
-    "megatron-2022": FrameworkDefaults(sequence_parallel=False, sharding=Sharding.NONE),
-    "megatron-core": FrameworkDefaults(),
-    "nemo": FrameworkDefaults(),
-    "nemo-2024": FrameworkDefaults(),
-    "megatron-bridge": FrameworkDefaults(),
-    "megatron-bridge-26.06": FrameworkDefaults(),
-    "torchtitan": FrameworkDefaults(sharding=Sharding.FULL, single_sequence_stages=True),
-    "maxtext": FrameworkDefaults(recompute=Recompute.OPERATOR, sharding=Sharding.FULL),
-    "prime-rl": FrameworkDefaults(recompute=Recompute.FULL, sharding=Sharding.FULL),
-    "prime-rl-fa2": FrameworkDefaults(recompute=Recompute.FULL, sharding=Sharding.FULL),
-    "nanotron": FrameworkDefaults(sequence_parallel=False),
-    "automodel": FrameworkDefaults(sharding=Sharding.FULL),
-}
 
 _FRAMEWORKS = (
     ("notes", r"maxtext", "maxtext"),
@@ -135,7 +110,7 @@ def setup_of_row(row: Row, profile: HardwareProfile) -> Setup:
     length = row.whole("seq_len")
     per_node = row.whole("gpus_per_node", default=profile.gpus_per_node)
     task = row.text("task", "pretrain").lower()
-    layouts = layouts_of(dp, pp, tp, batch // (dp * micro), per_node)
+    layouts = layouts_of(dp, pp, tp, batch // (dp * micro), per_node, context=cp)
     fsdp = row.whole("fsdp", default=0)
     sharding = defaults.sharding
     if fsdp > 1:
@@ -185,7 +160,7 @@ def training_batch(setup: Setup) -> OperatorBatch:
     )
 
 
-def layouts_of(dp: int, pp: int, tp: int, microbatches: int, per_node: int) -> Layouts:
+def layouts_of(dp: int, pp: int, tp: int, microbatches: int, per_node: int, *, context: int = 1) -> Layouts:
     """One layout as arrays of length 1."""
 
     def one(value: int) -> np.ndarray:
@@ -196,10 +171,11 @@ def layouts_of(dp: int, pp: int, tp: int, microbatches: int, per_node: int) -> L
         pipeline=one(pp),
         tensor=one(tp),
         microbatches=one(microbatches),
-        gpus=one(dp * pp * tp),
+        gpus=one(dp * context * pp * tp),
         data_tier=one(int(dp * pp * tp > per_node)),
         stage_tier=one(int(dp * pp * tp > per_node)),
         stages_per_node=one(max(1, min(pp, per_node // tp))),
+        context=one(context),
     )
 
 

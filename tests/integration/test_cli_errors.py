@@ -24,7 +24,8 @@ PIN_HINT = "hint: change the pin, or leave the key out and let the search choose
             {"objektive": {}},
             4,
             "error[unknown-key]: unknown key 'objektive' at the top level\n"
-            "  allowed: algorithm, models, workload, cluster, structure, objective, search, pin, costs, settings\n"
+            "  allowed: algorithm, models, workload, cluster, structure, objective, search, pin, space, "
+            "costs, settings\n"
             "hint: did you mean 'objective'?\n",
         ),
         (

@@ -33,7 +33,7 @@ from rpeg_core.planning.problem import Problem, ReadableEvaluator, StructureProb
 from rpeg_core.planning.structures import Structure
 from rpeg_core.records import CostTerm, MemoryKind, Target
 from rpeg_core.spec.machine import DeviceSpace
-from rpeg_core.testing.strategies import machines, rpegs, workloads
+from rpeg_core.testing.strategies import axes_of_operators, machines, rpegs, workloads
 from rpeg_core.testing.toys import (
     SKEWED,
     active,
@@ -90,10 +90,11 @@ def uneven_costs(seed: int, exponent: float, transfers: float) -> list:
 
 @st.composite
 def structure_problems(draw: st.DrawFn, max_operators: int = 8, max_gpus: int = 32) -> StructureProblem:
-    """Random graphs, machines and costs; memory is scarce, tight or ample."""
+    """Random graphs, machines, costs and axes; memory is scarce, tight or ample."""
+    rpeg = draw(rpegs(max_operators=max_operators))
     return build_structure(
         structure=Structure(staleness=()),
-        rpeg=draw(rpegs(max_operators=max_operators)),
+        rpeg=rpeg,
         machine=draw(machines(max_gpus=max_gpus)),
         hardware=toy_hardware(memory_bytes=draw(st.sampled_from((300, 600, 100_000)))),
         workload=draw(workloads()),
@@ -103,6 +104,7 @@ def structure_problems(draw: st.DrawFn, max_operators: int = 8, max_gpus: int = 
         options=EvaluationOptions(
             steps=draw(st.integers(1, 5)), split_lengths=draw(st.booleans()), reserve_source=draw(st.booleans())
         ),
+        axes=draw(axes_of_operators(rpeg)),
     )
 
 

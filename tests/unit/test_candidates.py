@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rpeg_core.planning.assignment import Assignment, Layout
+from rpeg_core.planning.axes import Axes
 from rpeg_core.planning.candidates import (
     illegal_assignment,
     illegal_layout,
@@ -38,23 +39,31 @@ def all_boxes(machine):
 
 
 def shards(layout):
-    """(replica, stage, tensor rank) of every logical shard, replica-major."""
-    return itertools.product(range(layout.data), range(layout.pipeline), range(layout.tensor))
+    """(replica, stage, context rank, tensor rank) of every logical shard, replica-major."""
+    degrees = (layout.data, layout.pipeline, layout.context, layout.tensor)
+    return itertools.product(*map(range, degrees))
 
 
 def packing_is_exact(layout, gpus_per_node, nodes):
     """P1 and P8 of shards laid onto ``nodes`` (one node per shard, in shard order).
 
-    A tensor group stays in one node; a replica puts as many stages on every node it uses as a node can hold
-    of it; with several nodes each is filled.
+    A tensor group stays in one node, and so does a stage, unless it is larger: then it has nodes of its own. A replica
+    puts as many stages on every node it uses as a node can hold of it; with several nodes each is filled.
     """
-    groups, stages = defaultdict(set), defaultdict(set)
-    for (replica, stage, _), node in zip(shards(layout), nodes, strict=True):
-        groups[replica, stage].add(node)
+    groups, homes, stages = defaultdict(set), defaultdict(set), defaultdict(set)
+    for (replica, stage, context, _), node in zip(shards(layout), nodes, strict=True):
+        groups[replica, stage, context].add(node)
+        homes[replica, stage].add(node)
         stages[replica, node].add(stage)
     if any(len(used) > 1 for used in groups.values()):
         return False
-    fitting = min(layout.pipeline, gpus_per_node // layout.tensor)
+    stage_gpus = layout.context * layout.tensor
+    if stage_gpus <= gpus_per_node and any(len(used) > 1 for used in homes.values()):
+        return False
+    guests = Counter(node for used in homes.values() for node in used)
+    if stage_gpus > gpus_per_node and max(guests.values()) > 1:
+        return False
+    fitting = min(layout.pipeline, max(1, gpus_per_node // stage_gpus))
     if any(len(found) != fitting for found in stages.values()):
         return False
     load = Counter(nodes)
@@ -200,6 +209,44 @@ def _divisors(value):
     return [d for d in range(1, value + 1) if value % d == 0]
 
 
+CONTEXT_CASES = [("1x1x8", 4, (16, 4)), ("1x4x4", 4, (8, 8)), ("2x3x4", 6, (12, 4)), ("1x3x6", 2, (6, 8))]
+
+
+@pytest.mark.parametrize(("cluster", "layers", "batch"), CONTEXT_CASES, ids=case_name)
+def test_with_context_parallelism_too(cluster, layers, batch):
+    """As above, with every context degree up to a node and a half."""
+    machine, model = machine_of(cluster), toy_model("m", layers=layers)
+    workload = attrs.evolve(toy_workload(prompts=batch[0], rollouts_per_prompt=batch[1]), prompt_tokens=100)
+    flat = {c: i for i, c in enumerate(gpu_coordinates(machine))}
+    boxes = defaultdict(list)
+    for origin, extent, inside in all_boxes(machine):
+        boxes[len(inside)].append((origin, extent, inside))
+    contexts = tuple(range(1, 3 * machine.gpus_per_node // 2 + 1))
+
+    expected = set()
+    for pd, pp, pt, pc in itertools.product(_divisors(batch[0]), range(1, layers + 1), (1, 2, 3, 4, 8), contexts):
+        layout = Layout(pd, pp, pt, pc)
+        packing = packing_rules(machine, layout, boxes[layout.gpus])
+        for mb in _divisors(workload.sequences // pd):
+            broken = packing | degree_rules(machine, workload, model, layout, mb)
+            reason = illegal_layout(machine, workload, model, layout, mb)
+            assert (reason is None) == (not broken), (layout, mb, reason, broken)
+            assert reason is None or reason[:2] in broken, (layout, mb, reason, broken)
+            if not broken:
+                for box in boxes[layout.gpus]:
+                    if box_is_legal(machine, layout, *box):
+                        numbers = [flat[c] for c in box[2]]
+                        assert numbers == list(range(numbers[0], numbers[-1] + 1)), "not an interval"
+                        expected.add((layout, mb, numbers[0], numbers[-1] + 1))
+    found = legal_candidates("v", machine, workload, model, axes=Axes(context=contexts))
+    listed = [
+        (a.layout, a.microbatches, a.allocation.start, a.allocation.stop)
+        for a in (found.assignment(i) for i in range(len(found)))
+    ]
+    assert listed == sorted(expected)
+    assert {layout.context for layout, *_ in listed} > {1}
+
+
 @pytest.mark.parametrize("cluster", ["1x2x4", "2x2x2", "2x3x4"])
 def test_an_interval_is_legal_exactly_when_a_box_with_these_gpus_is(cluster):
     machine = machine_of(cluster)
@@ -227,14 +274,15 @@ def test_tiers_of_a_layout_are_those_of_its_gpus_at_every_origin(cluster):
         racks, nodes = {c[0] for c in gpus}, {c[:2] for c in gpus}
         return 2 if len(racks) > 1 else 1 if len(nodes) > 1 else 0
 
-    candidates = legal_candidates("v", machine, workload, model)
+    candidates = legal_candidates("v", machine, workload, model, axes=Axes(context=(1, 2, 3, 4, 8)))
     rows = candidates.layouts
     for i in range(len(candidates)):
         a, row = candidates.assignment(i), candidates.layout[i]
         gpus = coordinates[a.allocation.start : a.allocation.stop]
-        replica = a.layout.pipeline * a.layout.tensor
+        stage = a.layout.context * a.layout.tensor
+        replica = a.layout.pipeline * stage
         replicas = [gpus[first : first + replica] for first in range(0, len(gpus), replica)]
-        stages = Counter(c[:2] for c in replicas[0])[gpus[0][:2]] // a.layout.tensor
+        stages = max(1, Counter(c[:2] for c in replicas[0])[gpus[0][:2]] // stage)
         assert rows.gpus[row] == len(gpus)
         assert rows.data_tier[row] == tier(gpus), a
         assert rows.stage_tier[row] == max(map(tier, replicas)), a

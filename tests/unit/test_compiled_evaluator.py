@@ -33,7 +33,7 @@ from rpeg_core.spec.machine import DeviceSpace
 from rpeg_core.spec.models import Head
 from rpeg_core.spec.public_models import public_model
 from rpeg_core.spec.workload import LengthQuantile, Workload
-from rpeg_core.testing.strategies import rpegs, workloads
+from rpeg_core.testing.strategies import axes_of_operators, rpegs, workloads
 from rpeg_core.testing.toys import (
     SKEWED,
     active,
@@ -99,8 +99,8 @@ class RandomCosts:
 
 
 def _rows(layouts: Layouts) -> list[tuple[int, ...]]:
-    columns = (layouts.data, layouts.pipeline, layouts.tensor, layouts.microbatches)
-    return list(zip(*(column.tolist() for column in columns), strict=True))
+    columns = (layouts.data, layouts.pipeline, layouts.tensor, layouts.context, layouts.expert, layouts.microbatches)
+    return list(zip(*(column.tolist() for column in columns), map(layouts.mode_of, range(len(layouts))), strict=True))
 
 
 @st.composite
@@ -112,9 +112,10 @@ def problems(draw: st.DrawFn) -> StructureProblem:
         gpus_per_node=draw(st.sampled_from((1, 2, 3, 4, 6))),
     )
     costs = RandomCosts(draw(st.integers(0, 2**32)), draw(st.booleans()))
+    rpeg = draw(rpegs())
     return build_structure(
         structure=Structure(staleness=()),
-        rpeg=draw(rpegs()),
+        rpeg=rpeg,
         machine=machine,
         hardware=toy_hardware(),
         workload=draw(workloads()),
@@ -124,6 +125,7 @@ def problems(draw: st.DrawFn) -> StructureProblem:
             split_lengths=draw(st.booleans()),
             reserve_source=draw(st.booleans()),
         ),
+        axes=draw(axes_of_operators(rpeg)),
     )
 
 

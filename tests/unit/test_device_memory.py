@@ -301,7 +301,7 @@ def random_book(configuration, draw):
             name=kind.name, summary="", target=Target.MEMORY, quantity=kind.value, function=function, memory=kind
         )
 
-    return toy_book(rpeg, machine, workload, memory=[term(kind) for kind in MemoryKind])
+    return toy_book(rpeg, machine, workload, memory=[term(kind) for kind in MemoryKind], axes=configuration.axes)
 
 
 @given(configurations(max_operators=5), st.data())

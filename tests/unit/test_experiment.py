@@ -270,7 +270,7 @@ def test_files_are_taken_from_the_folder_of_the_experiment(tmp_path) -> None:
             "pin.actor_training.gpu",
             "0-3",
             "error[unknown-key]: unknown key 'gpu' in pin.actor_training\n"
-            "  allowed: gpus, dp, pp, tp, microbatches\n"
+            "  allowed: gpus, dp, pp, tp, microbatches, cp, ep, sequence_parallel, recompute, precision\n"
             "hint: did you mean 'gpus'?",
         ),
         ("costs", [3], "error[experiment]: costs is [3]\n  allowed: names of cost models or terms"),

@@ -38,8 +38,8 @@ def test_plans_are_legal(configuration):
     c = configuration
     assert set(c.plan) == {operator.name for operator in c.rpeg.operators}
     for name, assignment in c.plan.items():
-        model = c.rpeg.model_of(name)
-        assert illegal_assignment(c.machine, c.workload, model and model.spec, assignment) is None
+        for model in c.rpeg.models_of(name) or (None,):
+            assert illegal_assignment(c.machine, c.workload, model and model.spec, assignment) is None
 
 
 def served_twice(graph):
@@ -86,6 +86,12 @@ def same_place_other_layout(configuration):
     return any(seen.setdefault(a.allocation, a.layout) != a.layout for a in configuration.plan.values())
 
 
+def other_layout_same_weights(configuration):
+    seen = {}
+    first = {a: seen.setdefault((a.allocation, a.layout.weights), a) for a in configuration.plan.values()}
+    return any(a.layout != other.layout for a, other in first.items())
+
+
 def overlapping_places(configuration):
     places = {a.allocation for a in configuration.plan.values()}
     return any(a != b and not a.disjoint(b) for a in places for b in places)
@@ -95,6 +101,10 @@ PLAN_CASES = {
     "same place, other layout": same_place_other_layout,
     "overlap": overlapping_places,
     "pipeline": lambda c: any(a.layout.pipeline > 1 for a in c.plan.values()),
+    "context parallelism over nodes": lambda c: any(a.layout.stage > c.machine.gpus_per_node for a in c.plan.values()),
+    "expert parallelism over replicas": lambda c: any(a.layout.expert > a.layout.stage for a in c.plan.values()),
+    "other layout, same weights": other_layout_same_weights,
+    "modes": lambda c: len({a.mode for a in c.plan.values()}) > 2,
     "several racks": lambda c: any(a.allocation.size > c.machine.gpus_per_rack for a in c.plan.values()),
 }
 

@@ -101,7 +101,8 @@ def test_every_row_is_as_wide_as_asked_and_covers_its_busy_time(configuration, w
         for i, model in enumerate(configuration.rpeg.models)
         for role in ("generation", "inference", "training")
     }
-    book = toy_book(configuration.rpeg, configuration.machine, configuration.workload, seconds=seconds)
+    c = configuration
+    book = toy_book(c.rpeg, c.machine, c.workload, seconds=seconds, axes=c.axes)
     prediction = evaluate(configuration.rpeg, configuration.plan, book, EvaluationOptions(steps=2))
     picture = chart(prediction)
     count = len(picture.rows)

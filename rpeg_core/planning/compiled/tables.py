@@ -211,7 +211,7 @@ def _candidates(problem: StructureProblem, sizes: Ints, phases: int, operators: 
     rpeg, book, machine = problem.rpeg, problem.book, problem.book.machine
     rows = np.zeros((sum(len(c) for c in problem.candidates), CANDIDATE_COLUMNS), np.int32)
     costs: list[Floats] = []
-    degrees: dict[tuple[int, int, int], int] = {}
+    degrees: dict[tuple[int, int, int, int], int] = {}
     first_row = first_cost = 0
     for v, (op, candidates) in enumerate(zip(rpeg.operators, problem.candidates, strict=True)):
         table, layouts = book.operators[op.name], candidates.layouts
@@ -238,8 +238,9 @@ def _candidates(problem: StructureProblem, sizes: Ints, phases: int, operators: 
     return rows, np.concatenate(costs)
 
 
-def _degrees(layouts: Layouts) -> list[tuple[int, int, int]]:
-    return list(zip(layouts.data.tolist(), layouts.pipeline.tolist(), layouts.tensor.tolist(), strict=True))
+def _degrees(layouts: Layouts) -> list[tuple[int, int, int, int]]:
+    """What decides, on given GPUs, which part of a model each holds."""
+    return [layouts.layout(row).weights for row in range(len(layouts))]
 
 
 def _roles(rpeg: Rpeg, operators: Ints, lists: list[int]) -> None:

@@ -20,8 +20,10 @@ from typing import IO, Any, Self
 import attrs
 import cattrs
 from cattrs.errors import ForbiddenExtraKeysError
+from cattrs.gen import make_dict_unstructure_fn, override
 
 from rpeg_core.errors import TraceFileError
+from rpeg_core.planning.assignment import Layout
 from rpeg_core.runtime.trace.records import (
     SCHEMA,
     Bound,
@@ -227,6 +229,9 @@ def _converter() -> cattrs.Converter:
 
     for cls in (int, float, str):
         converter.register_structure_hook(cls, exact)
+    # Degrees beyond the paper's are written where they are not 1.
+    further = {name: override(omit_if_default=True) for name in ("context", "expert")}
+    converter.register_unstructure_hook(Layout, make_dict_unstructure_fn(Layout, converter, **further))
     return converter
 
 

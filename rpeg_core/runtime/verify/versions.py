@@ -18,8 +18,9 @@ from rpeg_core.spec.machine import Allocation
 
 __all__ = ["Publication"]
 
-
 _Place = tuple[Allocation, Layout | None]
+_Held = tuple[Allocation, tuple[int, ...] | None]
+"""GPUs, and what decides which part of a model each of them holds."""
 
 
 class Publication(Check):
@@ -29,7 +30,7 @@ class Publication(Check):
         super().__init__(ledger, findings)
         self._staleness = dict(self.window.rpeg.staleness)
         self._trainers = {model: training_operator(self.window.rpeg, model) for model in self._staleness}
-        self._places: dict[tuple[str, int], set[_Place]] = {}  # (model, version) -> where a transfer brought it
+        self._places: dict[tuple[str, int], set[_Held]] = {}  # (model, version) -> where a transfer brought it
 
     def node(self, line: int, record: NodeRecord, traced: Traced) -> None:
         if isinstance(record, Bound) and record.model in self._staleness:
@@ -38,7 +39,7 @@ class Publication(Check):
                 self._made(line, record, traced)
         elif isinstance(record, Ended) and traced.planned.kind is not NodeKind.OP and Bound in traced.records:
             bound = traced.records[Bound][1]
-            self._places.setdefault((bound.model, bound.version), set()).add(_place(traced))
+            self._places.setdefault((bound.model, bound.version), set()).add(_held(*_place(traced)))
 
     def forget(self, step: int) -> None:
         for model, tau in self._staleness.items():
@@ -59,9 +60,10 @@ class Publication(Check):
             self.broken(PUBLISHED, traced, f"uses {what}, but training step {step} has not ended", line)
             return
         place = _place(traced)
-        if traced.planned.kind is not NodeKind.OP or place == (trainer[1].allocation, trainer[1].layout):
+        trained = trainer[1].allocation, trainer[1].layout
+        if traced.planned.kind is not NodeKind.OP or _held(*place) == _held(*trained):
             return
-        if place not in self._places.get((record.model, record.version), ()):
+        if _held(*place) not in self._places.get((record.model, record.version), ()):
             found = f"uses {what}, which no transfer brought to GPUs {place[0]} in {place[1]}"
             self.broken(PUBLISHED, traced, found, line)
 
@@ -77,3 +79,7 @@ def _place(traced: Traced) -> _Place:
     """Where it runs or brings weights, as the trace says if it says so."""
     said = traced.records[Dispatched][1] if Dispatched in traced.records else traced.planned
     return said.allocation, said.layout
+
+
+def _held(allocation: Allocation, layout: Layout | None) -> _Held:
+    return allocation, None if layout is None else layout.weights

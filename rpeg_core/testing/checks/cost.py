@@ -132,12 +132,12 @@ def _tables(term: CostTerm, machine: DeviceSpace, *, reverse: bool = False) -> M
 def _ordered(layouts: Layouts, reverse: bool) -> Layouts:
     """A read-only copy, so that a term which writes to its arguments fails."""
 
-    def column(array: np.ndarray) -> np.ndarray:
-        copy = array[::-1].copy() if reverse else array.copy()
-        copy.setflags(write=False)
-        return copy
-
-    return Layouts(**{field.name: column(getattr(layouts, field.name)) for field in attrs.fields(Layouts)})
+    copy = layouts.take(np.arange(len(layouts))[::-1] if reverse else np.arange(len(layouts)))
+    for field in attrs.fields(Layouts):
+        value = getattr(copy, field.name)
+        if isinstance(value, np.ndarray):
+            value.setflags(write=False)
+    return copy
 
 
 def _transfers(machine: DeviceSpace, reshard: bool, reverse: bool) -> tuple[np.ndarray, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock, patch
 
 import attrs
 import megatron_oracle as oracle
@@ -19,6 +20,7 @@ from rpeg_plugin_megatron.train import Trainer
 
 from rpeg_core.planning.assignment import Layout
 from rpeg_core.runtime.semantics import LossParts, ModelOutputs, OptimizerSettings
+from rpeg_core.spec.execution import Recompute
 from rpeg_core.spec.machine import Allocation
 from rpeg_core.spec.models import Head, ModelSpec
 
@@ -38,7 +40,7 @@ class Case:
     advantages: torch.Tensor
     layout: Layout
     microbatches: int
-    recompute: bool = False
+    recompute: Recompute = Recompute.NONE
     settings: OptimizerSettings = SETTINGS
 
 
@@ -172,9 +174,36 @@ def test_one_rank_equals_adamw_for_every_head() -> None:
         [
             _case("llama", one, Head.LM, tied=True, microbatches=1),
             _case("qwen2", one, Head.SCALAR, tied=True, microbatches=2),
-            _case("qwen3", one, Head.LM_AND_SCALAR, tied=False, microbatches=4, recompute=True),
+            _case("qwen3", one, Head.LM_AND_SCALAR, tied=False, microbatches=4, recompute=Recompute.FULL),
+            _case("qwen3", one, Head.LM, tied=False, microbatches=2, recompute=Recompute.SELECTIVE),
         ]
     )
+
+
+def _calls(rank: int, world: int, cases: list[Case]) -> list[tuple[int, int]]:
+    """By case: how often attention and the feed-forward networks were computed in one update."""
+    found = []
+    attention = torch.nn.functional.scaled_dot_product_attention
+    for case in cases:
+        made = _trainer(case, rank)
+        assert made is not None
+        shard, trainer, rows, advantages = made
+        inner, outer = Mock(wraps=attention), Mock(return_value=None)
+        for layer in shard.module.decoder.layers:
+            layer.mlp.linear_fc1.register_forward_pre_hook(outer)
+        with patch.object(torch.nn.functional, "scaled_dot_product_attention", inner):
+            _update(case, trainer, rows, advantages)
+        found.append((inner.call_count, outer.call_count))
+    return found
+
+
+def test_the_backward_pass_computes_again_what_the_plan_says() -> None:
+    """Two layers, one microbatch."""
+    one = Layout(1, 1, 1)
+    modes = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
+    cases = [_case("llama", one, Head.LM, tied=True, microbatches=1, recompute=mode)[0] for mode in modes]
+    (found,) = run_world(_calls, 1, cases)
+    assert found == [(2, 2), (4, 2), (4, 4)]
 
 
 @pytest.mark.parametrize("layout", [Layout(1, 1, 2), Layout(1, 2, 1), Layout(2, 1, 1)], ids=str)
@@ -184,7 +213,15 @@ def test_two_ranks_equal_adamw(layout: Layout) -> None:
     _check(
         [
             _case("qwen3", layout, Head.LM_AND_SCALAR, tied=True, microbatches=count),
-            _case("qwen2", layout, Head.LM, tied=False, microbatches=count, recompute=True, settings=unclipped),
+            _case(
+                "qwen2",
+                layout,
+                Head.LM,
+                tied=False,
+                microbatches=count,
+                recompute=Recompute.SELECTIVE,
+                settings=unclipped,
+            ),
             _case("llama-bias", layout, Head.SCALAR, tied=False, microbatches=max(1, count // 2)),
         ]
     )
@@ -199,7 +236,7 @@ def test_four_ranks_equal_adamw(layout: Layout) -> None:
     _check(
         [
             _case("qwen3", layout, Head.LM_AND_SCALAR, tied=True, microbatches=count),
-            _case("llama", layout, Head.LM, tied=False, microbatches=count, recompute=True),
+            _case("llama", layout, Head.LM, tied=False, microbatches=count, recompute=Recompute.FULL),
         ]
     )
 

@@ -27,10 +27,12 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from rpeg_core.spec.execution import Recompute
+
 if TYPE_CHECKING:
     from rpeg_plugin_megatron.model import ModelShard
 
-__all__ = ["CoreAttention", "KVCache", "LayerCache", "RecomputedLayer", "attached", "block_spec"]
+__all__ = ["CoreAttention", "KVCache", "LayerCache", "RecomputedAttention", "RecomputedLayer", "attached", "block_spec"]
 
 
 class LayerCache:
@@ -136,6 +138,15 @@ class CoreAttention(torch.nn.Module):
         return out.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], -1)
 
 
+class RecomputedAttention(CoreAttention):
+    """Attention that keeps its inputs only and runs again in the backward pass (selective recomputation)."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return super().forward(*args, **kwargs)
+        return checkpoint(super().forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
 class RecomputedLayer(TransformerLayer):
     """A layer that keeps its input only and runs again in the backward pass.
 
@@ -149,12 +160,15 @@ class RecomputedLayer(TransformerLayer):
         return checkpoint(super().forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
 
-def block_spec(layers: int, *, qk_norm: bool, recompute: bool) -> TransformerBlockSubmodules:
-    """A stage of ``layers`` gated layers with RMSNorm, and the final norm that the last stage has."""
+def block_spec(layers: int, *, qk_norm: bool, recompute: Recompute) -> TransformerBlockSubmodules:
+    """A stage of ``layers`` gated layers with RMSNorm, and the final norm that the last stage has.
+
+    ``recompute`` is none, selective or full; inference is the same in all of them.
+    """
     norm: Any = WrappedTorchNorm
     head_norm: Any = WrappedTorchNorm if qk_norm else IdentityOp
     layer = ModuleSpec(
-        module=RecomputedLayer if recompute else TransformerLayer,
+        module=RecomputedLayer if recompute is Recompute.FULL else TransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=norm,
             self_attention=ModuleSpec(
@@ -162,7 +176,7 @@ def block_spec(layers: int, *, qk_norm: bool, recompute: bool) -> TransformerBlo
                 params={"attn_mask_type": AttnMaskType.causal},
                 submodules=SelfAttentionSubmodules(
                     linear_qkv=ColumnParallelLinear,
-                    core_attention=CoreAttention,
+                    core_attention=RecomputedAttention if recompute is Recompute.SELECTIVE else CoreAttention,
                     linear_proj=RowParallelLinear,
                     q_layernorm=head_norm,
                     k_layernorm=head_norm,

@@ -1,15 +1,19 @@
-"""Which models this backend can run, and in which layouts. No torch in this module: the plan check calls it."""
+"""Which models this backend can run, and in which layouts and modes. No torch in this module: plan checks call it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rpeg_core.planning.assignment import Layout
+from rpeg_core.errors import BackendError
+from rpeg_core.planning.assignment import Assignment, ExecutionPlan, Layout
 from rpeg_core.planning.plan import Plan
+from rpeg_core.spec.execution import Precision, Recompute
 from rpeg_core.spec.models import ModelSpec, Norm
 from rpeg_core.spec.workload import Workload
 
-__all__ = ["FAMILIES", "check_layout", "check_model", "check_workload", "refusals"]
+__all__ = ["FAMILIES", "check_axes", "check_layout", "check_model", "check_workload", "refusals"]
+
+RECOMPUTE = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
 
 FAMILIES = ("inline", "llama", "mistral", "qwen2", "qwen3")
 """Gated decoders with RMSNorm and rotary positions; ``inline`` stands for dimensions written in the experiment."""
@@ -75,8 +79,9 @@ def refusals(plan: Plan) -> Iterator[tuple[str, str]]:
     """(operators, reason) for everything in a plan that this backend cannot run."""
     reasons: dict[str, list[str]] = {}
     for operator in plan.rpeg.operators:
-        for model in plan.rpeg.models_of(operator.name):
-            reason = check_layout(model.spec, plan.assignments[operator.name].layout)
+        assignment = plan.assignments[operator.name]
+        layouts = (check_layout(model.spec, assignment.layout) for model in plan.rpeg.models_of(operator.name))
+        for reason in (*layouts, *_axis_problems(assignment)):
             if reason is not None and operator.name not in reasons.setdefault(reason, []):
                 reasons[reason].append(operator.name)
     for reason, operators in reasons.items():
@@ -84,3 +89,34 @@ def refusals(plan: Plan) -> Iterator[tuple[str, str]]:
     reason = check_workload(plan.workload)
     if reason is not None:
         yield "this plan", reason
+
+
+def check_axes(plan: ExecutionPlan) -> None:
+    """Refuse what a plan chooses beyond the degrees and microbatches that this backend executes.
+
+    Raises:
+        BackendError: an operator has context, expert or sequence parallelism, another precision than that of the
+            weights, or a recomputation that there is not.
+    """
+    facts = [f"{name} has {problem}" for name, assignment in plan.items() for problem in _axis_problems(assignment)]
+    if facts:
+        raise BackendError(
+            "backend megatron cannot execute this plan",
+            facts=facts,
+            hint="plan without these in space: and pin:, or use --backend simulator",
+        )
+
+
+def _axis_problems(assignment: Assignment) -> Iterator[str]:
+    layout, mode = assignment.layout, assignment.mode
+    if layout.context > 1:
+        yield f"cp={layout.context}; allowed: 1"
+    if layout.expert > 1:
+        yield f"ep={layout.expert}; allowed: 1"
+    if mode.sequence_parallel:
+        yield "sequence_parallel: true; allowed: false"
+    if mode.precision is not Precision.BF16:
+        yield f"precision {mode.precision.value}; allowed: {Precision.BF16.value}"
+    if mode.recompute not in (None, *RECOMPUTE):
+        allowed = ", ".join(value.value for value in RECOMPUTE)
+        yield f"recompute {mode.recompute.value}; allowed: {allowed}"

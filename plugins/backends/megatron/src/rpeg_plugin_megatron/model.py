@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from rpeg_core.errors import BackendError
 from rpeg_core.planning.assignment import Layout
+from rpeg_core.spec.execution import Recompute
 from rpeg_core.spec.models import Head, ModelSpec
 from rpeg_plugin_megatron.device import Device
 from rpeg_plugin_megatron.groups import PlaceGroups
@@ -45,7 +46,13 @@ class Decoder(GPTModel):
     """GPTModel with positions per row, so that rows may be padded on the left, and with the heads of `ModelSpec`."""
 
     def __init__(
-        self, spec: ModelSpec, numerics: Numerics, config: TransformerConfig, groups: PlaceGroups, *, recompute: bool
+        self,
+        spec: ModelSpec,
+        numerics: Numerics,
+        config: TransformerConfig,
+        groups: PlaceGroups,
+        *,
+        recompute: Recompute,
     ) -> None:
         has_lm = spec.head is not Head.SCALAR
         stages = groups.place.layout.pipeline
@@ -175,7 +182,12 @@ def _global_name(name: str, first_layer: int, *, tied: bool) -> str:
 
 
 def build_shard(
-    spec: ModelSpec, groups: PlaceGroups, *, device: Device, dtype: torch.dtype | None = None, recompute: bool = False
+    spec: ModelSpec,
+    groups: PlaceGroups,
+    *,
+    device: Device,
+    dtype: torch.dtype | None = None,
+    recompute: Recompute = Recompute.NONE,
 ) -> ModelShard:
     """Build this rank's part of a model, weights uninitialised (`initial.fill`); collective over the place.
 
@@ -184,7 +196,7 @@ def build_shard(
         groups: of the place.
         device: of this process.
         dtype: of the weights, the device's by default.
-        recompute: keep only the input of each layer for the backward pass.
+        recompute: what the backward pass computes again: nothing, attention, or whole layers.
 
     Raises:
         BackendError: the model or the layout is not supported.

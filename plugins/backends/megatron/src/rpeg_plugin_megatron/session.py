@@ -21,6 +21,7 @@ from rpeg_plugin_megatron.controller import INTERRUPTED, Controller, reason_of
 from rpeg_plugin_megatron.crew import Crew
 from rpeg_plugin_megatron.flow import due_bytes
 from rpeg_plugin_megatron.launcher import launcher_for
+from rpeg_plugin_megatron.layouts import check_axes
 from rpeg_plugin_megatron.metrics import MetricsFiles, StepMetrics
 from rpeg_plugin_megatron.settings import Settings
 
@@ -248,5 +249,12 @@ def _saver(
 
 
 def open_session(plan: Plan, settings: Settings) -> MegatronSession:
-    """A session on Megatron workers."""
+    """A session on Megatron workers.
+
+    Not a plan check (``rpeg_check_plan``): what this backend cannot execute another one may.
+
+    Raises:
+        BackendError: the plan chooses what this backend cannot execute.
+    """
+    check_axes(plan.assignments)
     return MegatronSession(plan, settings)

@@ -43,7 +43,9 @@ class Settings:
         "auto", help="Of weights; auto is fp32 on cpu and bf16 on cuda."
     )
     threads_per_worker: int = setting(1, help="CPU threads of torch in every worker.", minimum=1)
-    recompute: Literal["none", "full"] = setting("none", help="Recompute activations in the backward pass.")
+    recompute: Literal["none", "full"] = setting(
+        "none", help="Recompute activations in the backward pass of trainings whose plan does not say."
+    )
 
     checkpoint_every: int = setting(0, help="Write a checkpoint after every this many RL steps; 0 for none.", minimum=0)
     checkpoints_kept: int = setting(2, help="Older checkpoints are deleted.", minimum=1)

@@ -27,6 +27,7 @@ from rpeg_core.runtime.protocol import Artifact
 from rpeg_core.runtime.semantics import Content, load_semantics
 from rpeg_core.runtime.window import Window
 from rpeg_core.settings import build_settings
+from rpeg_core.spec.execution import Recompute
 from rpeg_plugin_megatron import checkpoint, huggingface
 from rpeg_plugin_megatron.dataset import Limits, open_data
 from rpeg_plugin_megatron.device import Device, choose_device
@@ -171,6 +172,11 @@ class Worker:
         """Build this rank's installations; version 0 where something will read it."""
         graph = self.plan.rpeg
         trained = {(t.model, self._places[op.name]): t.name for op in graph.operators for t in op.trainings}
+        backward = {
+            (t.model, self._places[op.name]): self.plan.assignments[op.name].mode.recompute
+            for op in graph.operators
+            for t in op.trainings
+        }
         initial = {
             (graph.container(artifact.container).model, Place(artifact.allocation, artifact.layout))
             for artifact in self.window.initial
@@ -181,7 +187,7 @@ class Worker:
             if key in self.installations or place not in self._groups:
                 continue
             spec = spec_to_run(self.plan.experiment, model.name, model.spec)
-            recompute = key in trained and self.settings.recompute == "full"
+            recompute = backward.get(key) or Recompute(self.settings.recompute if key in trained else "none")
             shard = build_shard(spec, self._groups[key[1]], device=self.device, recompute=recompute)
             installation = self.installations[key] = Installation(model.name, key[1], shard, changes=model.trainable)
             if key in trained or key in initial or not model.trainable:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rpeg_core.costing.batches import FusedBatch, Layouts, MemoryBatch
+from rpeg_core.costing.batches import FusedBatch, MemoryBatch
 from rpeg_core.ir import Role
+from rpeg_core.spec.execution import Precision, Recompute
 from rpeg_core.spec.models import Head, ModelSpec
 from rpeg_plugin_analytical import training_memory
-from rpeg_plugin_analytical.shards import kv_width_per_rank, shard_parameters
+from rpeg_plugin_analytical.kernels import input_bytes
+from rpeg_plugin_analytical.shards import copies, held_parameters, kv_width_per_rank, stage_layer_parameters
 from rpeg_plugin_analytical.shared import (
     ADAM_STATE_BYTES_PER_PARAMETER,
     MASTER_WEIGHT_BYTES_PER_PARAMETER,
@@ -39,48 +41,66 @@ FP32_BYTES = 4
 
 @of_model
 def optimizer_state_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
-    """Training GPUs: ``12 W_shard / Pd``."""
+    """Training GPUs: ``12 W_shard / (Pd Pc)``, experts over their own copies."""
     if _of_framework(batch):
         return training_memory.state_bytes(batch, model)
     if batch.role is not Role.TRAINING:
         return np.zeros(len(batch.layouts))
-    return ADAM_STATE_BYTES_PER_PARAMETER * shard_parameters(model, batch.layouts) / batch.layouts.data
+    return _divided(batch, model, ADAM_STATE_BYTES_PER_PARAMETER)
 
 
 @of_model
 def first_state_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
-    """The optimizer's state before its first update: ``4 W_shard / Pd``, the FP32 weights."""
+    """The optimizer's state before its first update: ``4 W_shard / (Pd Pc)``, the FP32 weights."""
     if _of_framework(batch):
         return training_memory.first_state_bytes(batch, model)
     if batch.role is not Role.TRAINING:
         return np.zeros(len(batch.layouts))
-    return MASTER_WEIGHT_BYTES_PER_PARAMETER * shard_parameters(model, batch.layouts) / batch.layouts.data
+    return _divided(batch, model, MASTER_WEIGHT_BYTES_PER_PARAMETER)
 
 
 @of_model
 def weights_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
-    """``W_shard s_b``; all experts of a mixture."""
+    """``W_shard s_b``; of a mixture all experts that are not on other ranks.
+
+    Served layers are kept in the precision of their products; a training keeps 16 bits and quantizes as it goes.
+    """
     if _of_framework(batch):
         return training_memory.weight_bytes(batch, model)
-    return shard_parameters(model, batch.layouts) * batch.workload.bytes_per_element
+    element, precision = batch.workload.bytes_per_element, batch.execution.precision
+    held = held_parameters(model, batch.layouts, batch.execution.expert)
+    if batch.role is Role.TRAINING or precision is Precision.BF16:
+        return held * element
+    layers = stage_layer_parameters(model, batch.layouts, batch.execution.expert)
+    return (held - layers) * element + layers * input_bytes(precision, element)
 
 
 @of_model
 def gradients_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
-    """Training: ``W_shard s_b / Pd``."""
+    """Training: ``W_shard s_b / (Pd Pc)``."""
     if _of_framework(batch):
         return training_memory.gradient_bytes(batch, model)
     if batch.role is not Role.TRAINING:
         return np.zeros(len(batch.layouts))
-    return shard_parameters(model, batch.layouts) * batch.workload.bytes_per_element / batch.layouts.data
+    return _divided(batch, model, batch.workload.bytes_per_element)
+
+
+def _divided(batch: MemoryBatch, model: ModelSpec, element_bytes: float) -> Floats:
+    """``W_shard`` elements, each divided over the GPUs that hold the same ones."""
+    total = np.zeros(len(batch.layouts))
+    for elements, ranks in copies(batch, model):
+        total = total + element_bytes * elements / ranks
+    return total
 
 
 @of_model
 def activations_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     """Checkpoints and the working buffer of layers; the head's output is ``analytical.logits``.
 
-    Training: ``s_b b_loc l (min(mb, Pp) ceil((L/Pp)/c) d + c M_layer)``: checkpoints of every microbatch
-    in flight, and one segment of c layers of the one microbatch whose backward runs.
+    Training with full recomputation: ``s_b b_loc l (min(mb, Pp) ceil((L/Pp)/c) d + c M_layer)``: checkpoints of every
+    microbatch in flight, and one segment of c layers of the one microbatch whose backward runs. Otherwise each of the
+    L/Pp layers keeps what its backward pass reads (:func:`training_memory.layer_width`), and one works. Context
+    parallelism divides l, sequence parallelism the parts of d that no tensor rank divides.
     """
     if _of_framework(batch):
         return training_memory.activation_bytes(batch, model)
@@ -103,10 +123,17 @@ def fused_logits_bytes(batch: FusedBatch[MemoryBatch]) -> Floats:
 
 
 def _kept_width(batch: MemoryBatch, model: ModelSpec) -> Floats:
-    """Elements per token of a microbatch's checkpoints on one stage."""
+    """Elements per token of what a microbatch keeps on one stage for its backward pass."""
     stage_layers = model.layers // batch.layouts.pipeline
+    if batch.execution.recompute is not Recompute.FULL:
+        return stage_layers * training_memory.kept_width(batch, model)
     kept = -(-stage_layers // checkpoint_interval(stage_layers))
-    return kept * model.hidden
+    return kept * _undivided(batch, model)
+
+
+def _undivided(batch: MemoryBatch, model: ModelSpec) -> Floats | int:
+    """d, that sequence parallelism divides and tensor parallelism alone does not."""
+    return model.hidden / batch.layouts.tensor if batch.execution.sequence_parallel else model.hidden
 
 
 @of_model
@@ -127,7 +154,8 @@ def logits_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     if batch.role is Role.GENERATION:
         logits = batch.sequences_per_microbatch * model.vocab
     else:
-        logits = batch.sequences_per_microbatch * workload.sequence_tokens * model.vocab / layouts.tensor
+        tokens = batch.sequences_per_microbatch * workload.sequence_tokens / batch.execution.context
+        logits = tokens * model.vocab / layouts.tensor
     needed_bytes = logits * (workload.bytes_per_element + FP32_BYTES)
     return np.maximum(0.0, needed_bytes - _buffer_bytes(batch, model))
 
@@ -162,36 +190,39 @@ def _of_framework(batch: MemoryBatch) -> bool:
 
 
 def _microbatch_bytes(batch: MemoryBatch) -> Floats:
-    """Bytes of one element per token of a microbatch: ``s_b b_loc l``, l = Lp for the prefill."""
+    """Bytes of one element per token of a microbatch on a GPU: ``s_b b_loc l / Pc``, l = Lp for the prefill."""
     workload = batch.workload
     generates = batch.role is Role.GENERATION
     length = workload.prompt_tokens if generates else workload.sequence_tokens
-    return workload.bytes_per_element * batch.sequences_per_microbatch * length
+    return workload.bytes_per_element * batch.sequences_per_microbatch * length / batch.execution.context
 
 
 def _buffer_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
-    """Intermediates at work: the larger block of a layer; in training c whole layers.
+    """Intermediates at work: the larger block of a layer; in training c whole layers, one when none is recomputed.
 
     For multi-head attention and d_ff = 4 d both blocks together are the ``s b h (10 + 24/t)`` bytes of
     Korthikanti et al. (arXiv:2205.05198, table 2, without the attention scores) less the two dropout
     masks, ``2 s b h``.
     """
-    attention, feed_forward = _block_widths(model, batch.layouts)
+    attention, feed_forward = _block_widths(batch, model)
+    if batch.role is Role.TRAINING and batch.execution.recompute is not Recompute.FULL:
+        return _microbatch_bytes(batch) * training_memory.layer_width(batch, model)
     if batch.role is Role.TRAINING:
         interval = checkpoint_interval(model.layers // batch.layouts.pipeline)
         return _microbatch_bytes(batch) * interval * (attention + feed_forward)
     return _microbatch_bytes(batch) * np.maximum(attention, feed_forward)
 
 
-def _block_widths(model: ModelSpec, layouts: Layouts) -> tuple[Floats, Floats]:
+def _block_widths(batch: MemoryBatch, model: ModelSpec) -> tuple[Floats, Floats]:
     """Elements per token of the attention and the feed-forward block.
 
     Attention: input and norm; q, k, v and the heads' output. Feed-forward: input and norm; every projection
     into the width d_ff and, if gated, their product. The paper has 2d + 6d/Pt and 2d + 2 d_ff/Pt.
     """
+    layouts = batch.layouts
     heads = 2.0 * model.attention_width / layouts.tensor + 2.0 * kv_width_per_rank(model, layouts.tensor)
     projections = 3.0 if model.gated_ffn else 2.0
     return (
-        2.0 * model.hidden + heads,
-        2.0 * model.hidden + projections * model.active_ffn_width / layouts.tensor,
+        2.0 * _undivided(batch, model) + heads,
+        2.0 * _undivided(batch, model) + projections * model.active_ffn_width / layouts.tensor,
     )

@@ -18,7 +18,7 @@ from rpeg_plugin_analytical import attention, exchange, launches, linear, pointw
 from rpeg_plugin_analytical.collectives import all_gather_s, reduce_scatter_s
 from rpeg_plugin_analytical.frameworks import used_by
 from rpeg_plugin_analytical.microbatches import Pass, passes
-from rpeg_plugin_analytical.shards import expert_parameters, shard_parameters
+from rpeg_plugin_analytical.shards import copies
 from rpeg_plugin_analytical.shared import (
     OPTIMIZER_TRAFFIC_BYTES_PER_PARAMETER,
     boundary_s,
@@ -204,7 +204,7 @@ def data_parallel_s(batch: OperatorBatch, model: ModelSpec) -> Floats:
         return np.zeros(len(layouts))
     used = used_by(batch)
     gathered, scattered = np.zeros(len(layouts)), np.zeros(len(layouts))
-    for elements, ranks in _reduced(batch, model):
+    for elements, ranks in copies(batch, model):
         found = _data_parallel_links(batch)
         gathered = gathered + all_gather_s(elements * batch.workload.bytes_per_element, ranks, found)
         scattered = scattered + reduce_scatter_s(elements * used.gradient_bytes, ranks, found)
@@ -222,20 +222,6 @@ def data_parallel_s(batch: OperatorBatch, model: ModelSpec) -> Floats:
     return repeats * np.maximum(used.data_exposed * total, total - beside_s)
 
 
-def _reduced(batch: OperatorBatch, model: ModelSpec) -> tuple[tuple[Floats, Floats], ...]:
-    """(elements, ranks) of the data-parallel groups: an expert spread over Pe ranks has Pe times fewer copies."""
-    layouts, execution = batch.layouts, batch.execution
-    ranks = (layouts.data * execution.context).astype(float)
-    if execution.shard_ranks:
-        ranks = np.minimum(ranks, execution.shard_ranks)
-    if model.moe is None or execution.expert == 1:
-        return ((shard_parameters(model, layouts), ranks),)
-    experts = expert_parameters(model, layouts)
-    copies = np.maximum(1.0, ranks * layouts.tensor / (execution.expert * linear.expert_tensor(batch)))
-    shared = shard_parameters(model, layouts) - experts / layouts.tensor
-    return ((shared, ranks), (experts / execution.expert, copies))
-
-
 @of_model
 def optimizer_s(batch: OperatorBatch, model: ModelSpec) -> Floats:
     """Training: ``18 W_shard / (Pd BW_mem)``, the stage that holds most (D-F); undivided without sharding."""
@@ -243,7 +229,7 @@ def optimizer_s(batch: OperatorBatch, model: ModelSpec) -> Floats:
     if batch.role is not Role.TRAINING or execution.frozen_base:
         return np.zeros(len(layouts))
     updated = np.zeros(len(layouts))
-    for elements, ranks in _reduced(batch, model):
+    for elements, ranks in copies(batch, model):
         updated = updated + elements / (1.0 if execution.sharding is Sharding.NONE else ranks)
     traffic_bytes = used_by(batch).optimizer_passes * OPTIMIZER_TRAFFIC_BYTES_PER_PARAMETER * updated
     return traffic_bytes / batch.hardware.device.memory_bandwidth_bytes_per_s
@@ -259,8 +245,7 @@ def stragglers_s(batch: OperatorBatch, model: ModelSpec) -> Floats:
     (part,) = passes(batch, first_token_from_prefill=True)
     stage = stage_seconds(batch, model, part)
     compute_s = stage.linear_s + stage.attention_s + stage.last_s / layouts.pipeline
-    gpus = layouts.gpus * batch.execution.context
-    return spread * np.sqrt(2.0 * np.log(gpus)) * layouts.microbatches * compute_s
+    return spread * np.sqrt(2.0 * np.log(layouts.gpus)) * layouts.microbatches * compute_s
 
 
 @of_model

@@ -11,9 +11,9 @@ from rpeg_core.spec.execution import Recompute
 from rpeg_core.spec.models import ModelSpec
 from rpeg_plugin_analytical.collectives import all_reduce_s
 from rpeg_plugin_analytical.frameworks import used_by
-from rpeg_plugin_analytical.linear import expert_tensor, local_tokens
+from rpeg_plugin_analytical.linear import local_tokens
 from rpeg_plugin_analytical.microbatches import Pass
-from rpeg_plugin_analytical.shards import kv_width_per_rank
+from rpeg_plugin_analytical.shards import expert_tensor, kv_width_per_rank
 
 __all__ = ["context_layer_seconds", "expert_layer_seconds", "group_links", "tensor_layer_seconds"]
 
@@ -23,7 +23,8 @@ Floats = NDArray[np.float64]
 def group_links(batch: OperatorBatch, ranks: Floats | float, *, collective: bool) -> Links:
     """Links of a group of ``ranks`` consecutive GPUs: intra-node while these fit the link domain."""
     domain = batch.hardware.link_domain_gpus or batch.machine.gpus_per_node
-    tier = (np.broadcast_to(np.asarray(ranks), (len(batch.layouts),)) > domain).astype(np.int64)
+    spanned = np.broadcast_to(np.asarray(ranks), (len(batch.layouts),))
+    tier = (spanned > domain).astype(np.int64) + (spanned > max(domain, batch.machine.gpus_per_rack))
     return links(batch.hardware.tiers, tier, collective=collective)
 
 
@@ -74,12 +75,24 @@ def expert_layer_seconds(batch: OperatorBatch, model: ModelSpec, part: Pass) -> 
     copies = float(model.moe.active_experts)
     ranks = execution.expert * expert_tensor(batch)
     domain = batch.hardware.link_domain_gpus or batch.machine.gpus_per_node
-    near, far = batch.hardware.tiers[0].collective, batch.hardware.tiers[1].collective
+    near, far = batch.hardware.tiers[0].collective, group_links(batch, _expert_span(batch, ranks), collective=True)
     # A token crosses the network once per node that holds one of its experts, and is copied inside the node.
-    nodes = np.maximum(1.0, np.ceil(ranks / domain))
+    nodes = np.maximum(1.0, np.ceil(_expert_span(batch, ranks) / domain))
     visited = nodes * (1.0 - np.power(1.0 - 1.0 / nodes, copies))
     far_s = token_bytes * visited * (nodes - 1.0) / nodes / far.bandwidth_bytes_per_s
     near_s = token_bytes * copies * (ranks - 1.0) / ranks / near.bandwidth_bytes_per_s
     latency_s = np.where(nodes > 1.0, far.latency_s, near.latency_s) * np.log2(np.maximum(ranks, 2.0))
     seconds = latency_s + np.maximum(far_s, near_s)
     return used_by(batch).expert_exposed * sparse * exchanges * seconds
+
+
+def _expert_span(batch: OperatorBatch, ranks: Floats) -> Floats:
+    """GPUs from the first to the last rank of an expert group.
+
+    Beyond the ranks of a stage of one replica the group takes in those of the next replicas, and with replica-major
+    numbers the other stages lie between.
+    """
+    layouts, execution = batch.layouts, batch.execution
+    if execution.pipeline_outermost:
+        return ranks
+    return np.where(ranks > execution.context * layouts.tensor, ranks * layouts.pipeline, ranks)

@@ -12,7 +12,7 @@ from rpeg_core.costing.batches import MemoryBatch, OperatorBatch
 from rpeg_core.spec.software import Software
 from rpeg_plugin_analytical.fitted import EAGER_MEMORY, FITTED, NEMO_RL_LOOP_SHARE
 
-__all__ = ["FACTS", "FRAMEWORKS", "PLAN", "Framework", "framework", "used_by"]
+__all__ = ["FACTS", "FRAMEWORKS", "OFFERED", "PLAN", "Framework", "framework", "used_by"]
 
 
 @attrs.frozen(kw_only=True)
@@ -173,6 +173,13 @@ def _frameworks() -> dict[str, Framework]:
 
 FRAMEWORKS: dict[str, Framework] = _frameworks()
 """Coefficients by name."""
+
+
+_ENGINES = ("lmdeploy", "nemo-rl-vllm", "sglang", "trtllm", "trtllm-2023", "trtllm-2024", "vllm")
+_TRAINERS = tuple(sorted(set(FRAMEWORKS) - {"", *_ENGINES}))
+
+OFFERED: dict[str, tuple[str, ...]] = {"generation": _ENGINES, "inference": _TRAINERS, "training": _TRAINERS}
+"""Role -> the frameworks whose coefficients for it are known: engines generate, trainers do the rest."""
 
 
 def framework(name: str) -> Framework:

@@ -17,9 +17,9 @@ from rpeg_core.spec.models import ModelSpec
 from rpeg_plugin_analytical.frameworks import used_by
 from rpeg_plugin_analytical.kernels import gemm_flops_per_s, gemm_seconds, input_bytes
 from rpeg_plugin_analytical.microbatches import Pass
-from rpeg_plugin_analytical.shards import distinct_experts, kv_width_per_rank
+from rpeg_plugin_analytical.shards import distinct_experts, expert_tensor, kv_width_per_rank
 
-__all__ = ["expert_tensor", "head_seconds", "layer_seconds", "local_tokens", "routed_rows"]
+__all__ = ["head_seconds", "layer_seconds", "local_tokens", "routed_rows"]
 
 Floats = NDArray[np.float64]
 
@@ -40,14 +40,6 @@ class _Gemm:
 def local_tokens(batch: OperatorBatch, part: Pass) -> Floats:
     """Tokens of a microbatch on one GPU: context parallelism divides each sequence."""
     return part.tokens / batch.execution.context
-
-
-def expert_tensor(batch: OperatorBatch) -> Floats:
-    """Tensor-parallel degree of the experts."""
-    chosen = batch.execution.expert_tensor
-    if chosen is None:
-        chosen = 1 if batch.execution.expert > 1 else 0
-    return np.where(chosen > 0, np.minimum(max(chosen, 1), batch.layouts.tensor), batch.layouts.tensor).astype(float)
 
 
 def routed_rows(batch: OperatorBatch, model: ModelSpec, part: Pass) -> tuple[Floats, Floats]:

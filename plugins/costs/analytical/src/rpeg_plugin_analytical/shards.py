@@ -14,17 +14,20 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rpeg_core.costing.batches import Ints, Layouts
+from rpeg_core.costing.batches import Ints, Layouts, MemoryBatch, OperatorBatch
 from rpeg_core.spec.models import Head, ModelSpec
 
 __all__ = [
+    "copies",
     "distinct_experts",
     "expert_parameters",
+    "expert_tensor",
     "held_parameters",
     "kv_width_per_rank",
     "layer_parameters_per_rank",
     "routed_parameters",
     "shard_parameters",
+    "stage_layer_parameters",
 ]
 
 Floats = NDArray[np.float64]
@@ -88,3 +91,37 @@ def held_parameters(model: ModelSpec, layouts: Layouts, expert: int) -> Floats:
         return shard
     experts = expert_parameters(model, layouts)
     return shard - experts / layouts.tensor + experts / expert
+
+
+def stage_layer_parameters(model: ModelSpec, layouts: Layouts, expert: int) -> Floats:
+    """The part of :func:`held_parameters` in the layers' matrices."""
+    layers = model.layers / layouts.pipeline * layer_parameters_per_rank(model, layouts.tensor)
+    if model.moe is None or expert == 1:
+        return layers
+    experts = expert_parameters(model, layouts)
+    return layers - experts / layouts.tensor + experts / expert
+
+
+def expert_tensor(batch: OperatorBatch | MemoryBatch) -> Floats:
+    """Tensor-parallel degree of the experts."""
+    chosen = batch.execution.expert_tensor
+    if chosen is None:
+        chosen = 1 if batch.execution.expert > 1 else 0
+    return np.where(chosen > 0, np.minimum(max(chosen, 1), batch.layouts.tensor), batch.layouts.tensor).astype(float)
+
+
+def copies(batch: OperatorBatch | MemoryBatch, model: ModelSpec) -> tuple[tuple[Floats, Floats], ...]:
+    """(elements on a GPU, GPUs that hold the same ones) of the parts of W_shard: the data-parallel groups.
+
+    Context ranks hold the same weights; an expert spread over Pe ranks has Pe / Pt times fewer copies than the rest.
+    """
+    layouts, execution = batch.layouts, batch.execution
+    ranks = (layouts.data * execution.context).astype(float)
+    if execution.shard_ranks:
+        ranks = np.minimum(ranks, execution.shard_ranks)
+    if model.moe is None or execution.expert == 1:
+        return ((shard_parameters(model, layouts), ranks),)
+    experts = expert_parameters(model, layouts)
+    of_experts = np.maximum(1.0, ranks * layouts.tensor / (execution.expert * expert_tensor(batch)))
+    shared = shard_parameters(model, layouts) - experts / layouts.tensor
+    return ((shared, ranks), (experts / execution.expert, of_experts))

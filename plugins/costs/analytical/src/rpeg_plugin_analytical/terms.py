@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from rpeg_core import CostTerm, MemoryKind, Target
 from rpeg_core.costing.batches import FusedBatch, MemoryBatch, OperatorBatch, TransferBatch
+from rpeg_core.planning.axes import AXES
 from rpeg_plugin_analytical import analytical_memory, analytical_time, host_memory, paper_memory, paper_time, shared
 from rpeg_plugin_analytical.errors import errors_of
+from rpeg_plugin_analytical.frameworks import OFFERED
 
 __all__ = ["analytical_terms", "paper_terms"]
 
@@ -227,6 +230,7 @@ def _time(
         function=function,
         fused=fused,
         errors=errors_of(term) if model == "analytical" else (),
+        **_offered(model),
     )
 
 
@@ -258,4 +262,10 @@ def _memory(
         fused=fused,
         first_step=first_step,
         host=host,
+        **_offered(model),
     )
+
+
+def _offered(model: str) -> dict[str, Any]:
+    """The axes and frameworks that a model's terms know; the paper's know its 3D space only."""
+    return {} if model == "paper" else {"axes": frozenset(AXES), "frameworks": OFFERED}

@@ -15,12 +15,14 @@ from rpeg_core.costing.batches import MemoryBatch
 from rpeg_core.spec.execution import Precision, Recompute, Sharding
 from rpeg_core.spec.models import Head, ModelSpec
 from rpeg_plugin_analytical.frameworks import used_by
-from rpeg_plugin_analytical.shards import held_parameters, kv_width_per_rank, layer_parameters_per_rank
+from rpeg_plugin_analytical.shards import copies, held_parameters, kv_width_per_rank, layer_parameters_per_rank
 
 __all__ = [
     "activation_bytes",
     "first_state_bytes",
     "gradient_bytes",
+    "kept_width",
+    "layer_width",
     "logit_bytes",
     "reserve_bytes",
     "state_bytes",
@@ -45,6 +47,14 @@ def sharding_ranks(batch: MemoryBatch) -> Floats:
     return np.minimum(ranks, execution.shard_ranks) if execution.shard_ranks else ranks
 
 
+def _sharded(batch: MemoryBatch, model: ModelSpec) -> Floats:
+    """W_shard elements, each divided over the ranks that hold the same ones, as far as the framework divides."""
+    total = np.zeros(len(batch.layouts))
+    for elements, ranks in copies(batch, model):
+        total = total + elements / (1.0 if batch.execution.sharding is Sharding.NONE else ranks)
+    return total
+
+
 def weight_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     """16-bit weights; fully sharded: this rank's part in the framework's own precision, and gathered layers.
 
@@ -59,20 +69,20 @@ def weight_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     layer = layer_parameters_per_rank(model, batch.layouts.tensor)
     gathered = np.where(sharding_ranks(batch) > 1, np.maximum(GATHERED_LAYERS * layer, vocabulary), 0.0)
     gathered = np.where(batch.layouts.pipeline > 1, shard, gathered)
-    return used.held_weight_bytes * shard / sharding_ranks(batch) + 2.0 * gathered
+    return used.held_weight_bytes * _sharded(batch, model) + 2.0 * gathered
 
 
 def gradient_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     """The gradient buffer; 0 for adapters."""
     if batch.execution.frozen_base:
         return np.zeros(len(batch.layouts))
-    ranks = np.ones(len(batch.layouts))
+    held = held_parameters(model, batch.layouts, batch.execution.expert)
     if batch.execution.sharding is Sharding.FULL:
-        ranks = np.where(batch.layouts.pipeline > 1, 1.0, sharding_ranks(batch))
+        held = np.where(batch.layouts.pipeline > 1, held, _sharded(batch, model))
     element = used_by(batch).held_gradient_bytes
     if batch.execution.precision is not Precision.BF16:
         element = min(element, 2.0)  # FP8 recipes reduce gradients in 16 bits (grad_reduce_in_fp32 is off)
-    return element * held_parameters(model, batch.layouts, batch.execution.expert) / ranks
+    return element * held
 
 
 def state_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
@@ -81,15 +91,14 @@ def state_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
         return np.zeros(len(batch.layouts))
     kept = used_by(batch).held_state_bytes
     each = MOMENT_BYTES + _master_bytes(batch) if kept is None else kept
-    return each * held_parameters(model, batch.layouts, batch.execution.expert) / sharding_ranks(batch)
+    return each * _sharded(batch, model)
 
 
 def first_state_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     """The part of :func:`state_bytes` that is there before the first update: all but the moments."""
     if batch.execution.frozen_base:
         return np.zeros(len(batch.layouts))
-    held = held_parameters(model, batch.layouts, batch.execution.expert)
-    return _master_bytes(batch) * held / sharding_ranks(batch)
+    return _master_bytes(batch) * _sharded(batch, model)
 
 
 def _master_bytes(batch: MemoryBatch) -> float:
@@ -120,6 +129,26 @@ def _layer_elements(batch: MemoryBatch, model: ModelSpec) -> tuple[Floats, Float
     return outer, inner
 
 
+def layer_width(batch: MemoryBatch, model: ModelSpec) -> Floats:
+    """Elements per token that the backward pass of a layer reads, on one GPU."""
+    outer, inner = _layer_elements(batch, model)
+    tensor = batch.layouts.tensor.astype(float)
+    return outer / (tensor if batch.execution.sequence_parallel else 1.0) + inner / tensor
+
+
+def kept_width(batch: MemoryBatch, model: ModelSpec) -> Floats:
+    """Elements per token that a layer keeps from its forward to its backward pass, on one GPU."""
+    layer = layer_width(batch, model)
+    divide = batch.layouts.tensor.astype(float) if batch.execution.sequence_parallel else 1.0
+    kept: Floats = {
+        Recompute.NONE: layer,
+        Recompute.SELECTIVE: layer,
+        Recompute.OPERATOR: 0.5 * layer,
+        Recompute.FULL: model.hidden / divide + np.zeros(len(layer)),
+    }[batch.execution.recompute]
+    return kept
+
+
 def activation_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     """Layers in flight by recomputation mode, and the layer whose backward pass runs.
 
@@ -127,25 +156,16 @@ def activation_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     times as many (Korthikanti et al., section 4.2.3).
     """
     execution, layouts, used = batch.execution, batch.layouts, used_by(batch)
-    tensor = layouts.tensor.astype(float)
-    outer, inner = _layer_elements(batch, model)
-    divide = tensor if execution.sequence_parallel else 1.0
-    layer = outer / divide + inner / tensor
-    kept = {
-        Recompute.NONE: layer,
-        Recompute.SELECTIVE: layer,
-        Recompute.OPERATOR: 0.5 * layer,
-        Recompute.FULL: model.hidden / divide + np.zeros(len(tensor)),
-    }[execution.recompute]
+    kept = kept_width(batch, model)
     live = np.minimum(layouts.microbatches, layouts.pipeline).astype(float)
     pipeline = layouts.pipeline.astype(float)
     if execution.virtual_stages > 1:
         live = np.minimum(
             layouts.microbatches, pipeline * (1.0 + (pipeline - 1.0) / (pipeline * execution.virtual_stages))
         )
-    working = used.layer_buffers * layer
+    working = used.layer_buffers * layer_width(batch, model)
     if execution.offloaded:
-        kept = np.zeros(len(tensor))
+        kept = np.zeros(len(layouts))
     return 2.0 * _tokens(batch) * (live * model.layers / pipeline * kept + working)
 
 

@@ -107,7 +107,8 @@ def _same_model(structure: StructureProblem, u: int, v: int) -> bool:
     return u != v and not set(one).isdisjoint(other)
 
 
-def _degrees(structure: StructureProblem, v: int, candidate: int) -> tuple[int, int, int]:
+def _degrees(structure: StructureProblem, v: int, candidate: int) -> tuple[int, ...]:
+    """What two operators on the same GPUs must have in common to need no redistribution; GPUs first."""
     candidates = structure.candidates[v]
-    rows, row = candidates.layouts, candidates.layout[candidate]
-    return int(rows.data[row]), int(rows.pipeline[row]), int(rows.tensor[row])
+    layout = candidates.layouts.layout(candidates.layout[candidate])
+    return layout.gpus, *layout.weights
