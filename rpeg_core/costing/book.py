@@ -183,6 +183,7 @@ class CostBook:
             whole=_joined([part.whole for part in parts], place),
             phases=tuple(_joined(phase, place) for phase in zip(*(part.phases for part in parts), strict=True)),
             memory=_joined([part.memory for part in parts], place),
+            first_step=np.concatenate([part.first_step for part in parts], axis=1)[:, place],
             training_state=np.concatenate([part.training_state for part in parts])[place],
             weights=np.concatenate([part.weights for part in parts])[place],
             transient=np.concatenate([part.transient for part in parts])[place],
