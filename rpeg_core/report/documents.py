@@ -17,6 +17,7 @@ from rpeg_core.planning.problem import critical_seconds
 from rpeg_core.planning.remedies import Remedies
 from rpeg_core.planning.solve import Outcome
 from rpeg_core.plugins.registry import LoadedDiagnostic
+from rpeg_core.report.axes import Unplaced
 from rpeg_core.report.structure import Rival
 from rpeg_core.report.tables import split_operators, steady_step
 
@@ -48,8 +49,13 @@ def search(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def rival(rival: Rival) -> dict[str, Any]:
-    """A structure with one choice changed, in the same places; ``peak_bytes`` where the choice changes it most."""
+def rival(rival: Rival | Unplaced) -> dict[str, Any]:
+    """A plan with one choice changed, in the same places; ``peak_bytes`` where the choice changes it most.
+
+    Where that is not legal, the ``reason``.
+    """
+    if isinstance(rival, Unplaced):
+        return {**attrs.asdict(rival), "sentence": rival.sentence()}
     gpus, other_bytes, own_bytes = rival.most_added
     return {
         "chosen": rival.chosen,

@@ -238,6 +238,24 @@ def test_explain_says_what_each_axis_bought(rpeg, planned) -> None:
     assert slower["other_step_s"] > slower["step_s"]
 
 
+def test_explain_says_why_the_default_of_an_axis_is_not_legal(rpeg) -> None:
+    """4 prompts cannot be spread over 8 replicas, and 4 replicas of one GPU have no 8 ranks for the experts."""
+    pin = {
+        "actor_training": {"gpus": "0-7", "dp": 4, "pp": 1, "tp": 1, "cp": 2, "ep": 8},
+        "actor_generation": {"gpus": "0-3", "dp": 4, "pp": 1, "tp": 1},
+        "reference_inference": {"gpus": "0-3", "dp": 4, "pp": 1, "tp": 1},
+        "reward_function": {"gpus": "0-3", "dp": 4},
+    }
+    workload = {"prompts": 4, "rollouts_per_prompt": 8, "prompt_tokens": 256, "response_tokens": 768}
+    Path("few.yaml").write_text(json.dumps(grpo(SMALL_MIXTURE, pin=pin, workload=workload)))
+    assert rpeg("predict", "few.yaml", "-o", "plan.json").code == 0
+    context, expert = json.loads(rpeg("explain", "plan.json", "--json").out)["axis_choices"]
+    assert context["sentence"] == (
+        "cp=2 of actor_training: cp=1 is not legal in these places: P3: dp=8 does not divide the 4 prompts of a step"
+    )
+    assert (expert["chosen"], expert["other"]) == ("ep=8 of actor_training", "ep=1")
+
+
 def test_without_a_space_plans_and_experiments_are_what_they_were(rpeg, experiment) -> None:
     pin = {"actor_training": {"gpus": "0-31", "dp": 8, "pp": 1, "tp": 4, "microbatches": 1}}
     ran = rpeg("predict", experiment(pin=pin), "-o", "plan.json", "--evaluations", 300)
@@ -269,13 +287,13 @@ REFUSED = [
         {"costs": ["paper"], "space": {"training": {"cp": [1, 2]}}},
         ExperimentError,
         "space names cp, which some of the selected cost terms do not know",
-        "they would give every value the same price: paper.gemm",
+        "they would give every value the same price: paper.activations",
     ),
     (
         {"costs": ["paper"], "pin": {"actor_training": {"recompute": "none"}}},
         ExperimentError,
         "pin names recompute, which some of the selected cost terms do not know",
-        "they would give every value the same price: paper.gemm",
+        "they would give every value the same price: paper.activations",
     ),
     (
         {"space": {"actor_training": {"ep": [8]}}},
