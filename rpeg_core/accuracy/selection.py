@@ -43,7 +43,7 @@ def error_of_transfer(term: CostTerm) -> Chosen | None:
 def error_of_step(
     terms: Sequence[CostTerm], hardware: HardwareProfile, roles: Iterable[Role], *, mixture: bool, named: bool
 ) -> tuple[Chosen, ...]:
-    """The errors that scale whole steps with operators of these roles; those of a calibrated profile take the place of the terms'."""
+    """The errors that scale whole steps with operators of these roles, of a calibrated profile or else of the terms."""
     names = sorted({role.value for role in roles})
     owners = dict(_owner(term, hardware) for term in terms)
     found = [
