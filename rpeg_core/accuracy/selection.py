@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import attrs
 
@@ -26,13 +26,13 @@ class Chosen:
 def error_of_term(term: CostTerm, batch: OperatorBatch) -> Chosen | None:
     """The error of a term in a batch, None where it was never validated.
 
-    A profile with errors of its own, one that was calibrated, speaks for the whole operator, whatever the term.
+    A profile with errors of its own, one that was calibrated, speaks for the whole operator, whatever the term. With
+    measured software terms have coefficients that no table validated: without errors of its own it has none.
     """
     role, mixture = batch.role.value, batch.model is not None and batch.model.moe is not None
     named = batch.execution.framework != ""
-    own = batch.hardware.errors if batch.model is not None else ()
-    owner = f"hardware {batch.hardware.name}" if own else term.name
-    return _first(owner, own or term.errors, role, mixture=mixture, named=named, of_step=False)
+    owner, errors = _owner(term, batch.hardware) if batch.model is not None else (term.name, term.errors)
+    return _first(owner, errors, role, mixture=mixture, named=named, of_step=False)
 
 
 def error_of_transfer(term: CostTerm) -> Chosen | None:
@@ -41,24 +41,28 @@ def error_of_transfer(term: CostTerm) -> Chosen | None:
 
 
 def error_of_step(
-    terms: Sequence[CostTerm], hardware: HardwareProfile, *, mixture: bool, named: bool
+    terms: Sequence[CostTerm], hardware: HardwareProfile, roles: Iterable[Role], *, mixture: bool, named: bool
 ) -> tuple[Chosen, ...]:
-    """The errors that scale whole steps; those of a calibrated profile take the place of the terms'."""
-    if hardware.errors:
-        owners: list[tuple[str, tuple[TermError, ...]]] = [(f"hardware {hardware.name}", hardware.errors)]
-    else:
-        owners = [(term.name, term.errors) for term in terms]
+    """The errors that scale whole steps with operators of these roles, of a calibrated profile or else of the terms."""
+    names = sorted({role.value for role in roles})
+    owners = dict(_owner(term, hardware) for term in terms)
     found = [
-        _first(owner, errors, Role.TRAINING.value, mixture=mixture, named=named, of_step=True)
-        for owner, errors in owners
+        _first(owner, errors, *names, mixture=mixture, named=named, of_step=True) for owner, errors in owners.items()
     ]
     return tuple(chosen for chosen in found if chosen is not None)
 
 
+def _owner(term: CostTerm, hardware: HardwareProfile) -> tuple[str, tuple[TermError, ...]]:
+    """Who speaks for a term on some hardware."""
+    if hardware.errors or hardware.software is not None:
+        return f"hardware {hardware.name}", hardware.errors
+    return term.name, term.errors
+
+
 def _first(
-    owner: str, errors: Sequence[TermError], role: str, *, mixture: bool, named: bool, of_step: bool
+    owner: str, errors: Sequence[TermError], *roles: str, mixture: bool, named: bool, of_step: bool
 ) -> Chosen | None:
     for index, error in enumerate(errors):
-        if error.of_step is of_step and error.concerns(role, mixture=mixture, named_framework=named):
+        if error.of_step is of_step and error.concerns(*roles, mixture=mixture, named_framework=named):
             return Chosen(name=f"{owner} #{index}", error=error)
     return None

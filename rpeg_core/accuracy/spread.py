@@ -168,6 +168,7 @@ class _Spreading:
         return error_of_step(
             [a.term for a in book.terms],
             book.hardware,
+            [op.role for op in rpeg.operators],
             mixture=any(b.model is not None and b.model.moe is not None for b in batches),
             named=any(b.execution.framework != "" for b in batches),
         )

@@ -24,10 +24,14 @@ _NAMES = {
     "replica_sequences": "{} sequences per replica",
 }
 
+_COUNTS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+
 
 def seconds(value: float, interval: Interval | None) -> str:
-    """``3.99 s (3.5-4.6)``, or the time alone."""
-    return words.seconds(value) if interval is None else words.seconds_within(value, interval.low, interval.high)
+    """``3.99 s (3.5-4.6)``; the time alone where it has no interval, or is stated and has no width."""
+    if interval is None or interval.low == interval.high:
+        return words.seconds(value)
+    return words.seconds_within(value, interval.low, interval.high)
 
 
 def tokens_per_s(value: float, interval: Interval | None) -> str:
@@ -97,5 +101,6 @@ def _phrase(each: Extrapolation) -> str:
 
 def _number(feature: str, value: float) -> str:
     if feature == "parameters":
-        return f"{value / 1e9:.3g} B" if value >= 1e9 else f"{value / 1e6:.3g} M"
+        unit, name = next(((u, n) for u, n in _COUNTS if value >= u), (1.0, ""))
+        return f"{value / unit:.3g} {name}".rstrip()
     return words.count(round(value)) if value >= 1 else f"{value:.2g}"

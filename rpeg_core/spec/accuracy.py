@@ -44,7 +44,8 @@ class TermError:
         roles: ``generation``, ``inference``, ``training``; empty: all.
         mixture: of models with experts (True), without (False), of both (None).
         named_framework: of executions that name a framework (True), of the plan's own subset (False), of both (None).
-        of_step: it scales the whole step instead: what comes between operators and no term prices.
+        of_step: it scales the whole step instead: what comes between operators and no term prices; ``roles`` are then
+            those of which the step has an operator.
 
     .. versionadded:: 0.1
 
@@ -63,10 +64,10 @@ class TermError:
     named_framework: bool | None = None
     of_step: bool = False
 
-    def concerns(self, role: str, *, mixture: bool, named_framework: bool) -> bool:
-        """Whether its conditions hold for an operator."""
+    def concerns(self, *roles: str, mixture: bool, named_framework: bool) -> bool:
+        """Whether its conditions hold for an operator, or for a step with operators of these roles."""
         return (
-            (not self.roles or role in self.roles)
+            (not self.roles or bool(set(roles) & set(self.roles)))
             and self.mixture in (None, mixture)
             and self.named_framework in (None, named_framework)
         )

@@ -129,9 +129,9 @@ def _sum(parts: Sequence[_Part], overheads: Mapping[str, float]) -> Timed:
 def _of_step(case: Case, timed: Timed, terms: Sequence[CostTerm]) -> Timed:
     """With the errors that whole steps have beyond their operators."""
     setup, draws = case.setup, timed.draws
-    for chosen in error_of_step(
-        terms, setup.hardware, mixture=setup.model.moe is not None, named=setup.execution.framework != ""
-    ):
+    roles = [batch.role for batch, _ in case.batches()]
+    mixture, named = setup.model.moe is not None, setup.execution.framework != ""
+    for chosen in error_of_step(terms, setup.hardware, roles, mixture=mixture, named=named):
         draws = draws * factors(chosen)
     return attrs.evolve(timed, draws=draws)
 

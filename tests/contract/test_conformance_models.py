@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 import pytest
 
-from rpeg_core import AlgorithmTemplate, CostTerm, MemoryKind, ModelRole, RpegBuilder, Target
+from rpeg_core import AlgorithmTemplate, CostTerm, MemoryKind, ModelRole, RpegBuilder, Target, TermError
 from rpeg_core.errors import ExperimentError
 from rpeg_core.testing.conformance import Outcome, checks_for, conformance
 
@@ -188,6 +188,38 @@ def test_a_term_of_each_target_conforms() -> None:
         term(lambda batch: 1e9 / batch.layouts.gpus, Target.MEMORY),
     ]
     assert [failed(record) for record in records] == [set(), set(), set()]
+
+
+def known(**given: Any) -> TermError:
+    return TermError(**{"log_std": 0.1, "rows": 5, "source": "made up", **given})
+
+
+@pytest.mark.parametrize(
+    ("errors", "message"),
+    [
+        ((known(roles=("train",)),), "errors[0].roles has 'train'; allowed: generation, inference, training"),
+        ((known(ranges={"gpu": (1.0, 8.0)}),), "errors[0].ranges has 'gpu'; allowed: gpus, data, "),
+        ((known(source=" "),), "errors[0].source is empty"),
+        (
+            (known(rows=0),),
+            "errors[0].rows is 0, yet it states an error; allowed: the number of measured rows",
+        ),
+        ((known(), known(roles=("training",))), "errors[1] is never chosen: an error before it has the same or wider"),
+    ],
+)
+def test_errors_that_mean_nothing_fail(errors: tuple[TermError, ...], message: str) -> None:
+    assert message in failure(term(lambda batch: 1.0 / batch.layouts.gpus, errors=errors), "errors")
+
+
+def test_errors_that_can_all_be_chosen_conform() -> None:
+    own = (known(roles=("training",)), known(mixture=True), known(named_framework=True))
+    errors = (*own, known(), known(of_step=True))
+    assert failed(term(lambda batch: 1.0 / batch.layouts.gpus, errors=errors)) == set()
+
+
+def test_a_term_of_memory_has_no_error_of_seconds() -> None:
+    record = term(lambda batch: 1e9 / batch.layouts.gpus, Target.MEMORY, errors=(known(),))
+    assert failure(record, "errors") == "errors are of seconds; a term that prices memory has none"
 
 
 @pytest.mark.parametrize("target", Target)

@@ -18,6 +18,7 @@ from rpeg_core.planning.assignment import ExecutionPlan
 from rpeg_core.records import CostTerm, Target
 from rpeg_core.spec.accuracy import TermError
 from rpeg_core.spec.machine import DeviceSpace, HardwareProfile
+from rpeg_core.spec.software import Software
 from rpeg_core.testing.toys import on, toy_book, toy_hardware, toy_mini, toy_plan, toy_transfer_term, toy_workload
 
 Z = 1.6448536269514722
@@ -129,6 +130,12 @@ def test_an_error_of_the_step_scales_the_step_and_no_operator() -> None:
     assert ends(next(t for t in found.operators.values() if t.seconds > 0).interval) == lognormal(10.0, 0.1)
 
 
+def test_an_error_of_steps_that_generate_is_none_of_others() -> None:
+    between = term("between", {}, error(0.0, math.log(1.5), of_step=True, roles=("inference",)))
+    found = spread([term("work", {T: 10.0}, error(0.1)), between])
+    assert (found.step_errors, ends(found.step.interval)) == ((), lognormal(10.0, 0.1))
+
+
 def test_a_term_that_was_never_validated_takes_the_interval_away() -> None:
     found, book, plan, prediction = drawn([term("known", {T: 8.0}, error(0.1)), term("unknown", {T: 2.0})])
     assert (found.step.interval, dict(found.step.unknown)) == (None, {"toy.unknown": pytest.approx(0.2)})
@@ -152,6 +159,11 @@ def test_a_calibrated_profile_speaks_for_whole_operators() -> None:
     hardware = attrs.evolve(toy_hardware(), errors=(error(0.2, roles=("training",)),))
     terms = [term("a", {T: 3.0}, error(0.01)), term("b", {T: 4.0})]
     assert ends(spread(terms, hardware=hardware).step.interval) == lognormal(7.0, 0.2)
+
+
+def test_a_calibrated_profile_without_errors_is_not_vouched_for_by_other_machines() -> None:
+    hardware = attrs.evolve(toy_hardware(), software=Software(backend="mine"))
+    assert spread([term("a", {T: 3.0}, error(0.01))], hardware=hardware).step.interval is None
 
 
 def test_a_shared_error_cancels_out_of_a_ratio() -> None:

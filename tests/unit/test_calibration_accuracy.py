@@ -72,7 +72,7 @@ def test_a_role_has_the_mean_and_deviation_of_its_operators_and_their_ranges() -
 
 
 def test_far_outliers_widen_the_error_to_what_holds_ninety_percent() -> None:
-    """Of 20 errors three are 1.0 and the others 0: a tenth and more lie 0.85 from their mean: 1.645 x 0.52."""
+    """Of 20 errors three are 1.0, the others 0: more than a tenth lie 0.85 from the mean, 1.645 times 0.52."""
     measured = [operator(Role.TRAINING, 16)] * 20
     (error,) = role_errors(profile(), measured, [1.0] * 3 + [0.0] * 17, "by hand")
     assert (error.log_bias, error.log_std) == pytest.approx((0.15, 0.85 / 1.645))

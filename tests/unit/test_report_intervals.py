@@ -32,6 +32,7 @@ def test_throughput_and_ratios() -> None:
     assert intervals.times(1.17, Interval(1.1, 1.256)) == "×1.17 (1.10-1.26)"
     assert intervals.times(1.17, None) == "×1.17"
     assert intervals.seconds(4.0, None) == "4.00 s"
+    assert intervals.seconds(4.0, Interval(4.0, 4.0)) == "4.00 s"
 
 
 def found(**changes) -> PlanIntervals:
@@ -72,7 +73,7 @@ def test_extrapolation_is_said_once_for_roles_that_do_alike() -> None:
         return (
             Extrapolation(role=role, feature="hardware", value="gh200", measured=("a100-80gb", "h100")),
             Extrapolation(role=role, feature="gpus", value=2048.0, measured=(8.0, 1536.0)),
-            Extrapolation(role=role, feature="parameters", value=4.05e11, measured=(7e8, 1.8e11)),
+            Extrapolation(role=role, feature="parameters", value=4.05e11, measured=(76_112.0, 1.008e12)),
         )
 
     tensor = Extrapolation(role="generation", feature="tensor", value=16.0, measured=(8.0, 8.0))
@@ -80,7 +81,7 @@ def test_extrapolation_is_said_once_for_roles_that_do_alike() -> None:
     assert said[1:] == [
         "extrapolates: generation at tp 16, measured 8",
         "extrapolates: inference and training on gh200, measured on a100-80gb and h100; at 2,048 GPUs, measured 8 to "
-        "1,536; at 405 B parameters, measured 700 M to 180 B",
+        "1,536; at 405 B parameters, measured 76.1 k to 1.01 T",
     ]
 
 

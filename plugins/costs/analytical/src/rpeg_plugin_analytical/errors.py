@@ -58,6 +58,7 @@ def errors_of(term: str) -> tuple[TermError, ...]:
                     log_bias=step["bias"],
                     log_std=step["std"],
                     rows=step["rows"],
+                    roles=("generation",),
                     source=f"{step['rows']} published GRPO steps of NeMo-RL",
                     mixture=mixture,
                     named_framework=named,
