@@ -31,9 +31,11 @@ def command(context: CommandContext, plan: Path, operator: str | None, with_sour
     from rpeg_core.cli import planning
     from rpeg_core.planning.plan import load_plan
     from rpeg_core.planning.recheck import recheck
+    from rpeg_core.planning.remedies import present_plan
     from rpeg_core.report import axes, documents, sources, structure, tables
     from rpeg_core.report.memory import memory_details
     from rpeg_core.report.moments import MemoryReport
+    from rpeg_core.report.remedies import changes
 
     checked = recheck(load_plan(plan), context.registry)
     found, prediction, book = checked.plan, checked.prediction, checked.structure.book
@@ -61,6 +63,10 @@ def command(context: CommandContext, plan: Path, operator: str | None, with_sour
         )
         return
     usable = found.prediction.usable_bytes
+    remedies = None
+    if operator is None and not found.prediction.feasible:
+        present = present_plan(prediction, found.assignments)
+        remedies = planning.remedies_for(planning.pinning(found), context.registry, (), present)
     planning.show_heading(found)
     ui.print_text(f"plan {plan}, {found.digest}")
     if operator is None:
@@ -73,6 +79,8 @@ def command(context: CommandContext, plan: Path, operator: str | None, with_sour
     planning.show_grid(memory_details(prediction.memory, usable, None if operator is None else chosen))
     if operator is None:
         planning.show_moments(MemoryReport.of(prediction, found.assignments, book), with_terms=False)
+    if remedies is not None:
+        planning.show_sentences(["this plan does not fit", *changes(remedies)])
     planning.show_grid(tables.transfer_table(prediction, book, None if operator is None else chosen))
     if operator is None:
         planning.show_grid(tables.critical_path(prediction, spread))

@@ -18,12 +18,15 @@ from rpeg_core.errors import NoFeasiblePlanError, PlanFileError
 from rpeg_core.passes.evaluate import Prediction
 from rpeg_core.passes.score import usable_bytes
 from rpeg_core.planning.footprint import smallest_footprint
+from rpeg_core.planning.pins import Pin
 from rpeg_core.planning.plan import Plan
 from rpeg_core.planning.planner import DEFAULT_SECONDS, Planner
 from rpeg_core.planning.problem import Problem
 from rpeg_core.planning.remedies import Present, Remedies, find_headroom, find_remedies
 from rpeg_core.planning.search import Incumbent, Progress
 from rpeg_core.planning.solve import Outcome, solve
+from rpeg_core.planning.space import frameworks_only
+from rpeg_core.planning.structures import StructureChoices
 from rpeg_core.plugins.registry import LoadedDiagnostic, Registry
 from rpeg_core.report import documents, gantt, intervals, moments, summary, tables, words
 from rpeg_core.report import remedies as remedies_in_words
@@ -39,6 +42,7 @@ __all__ = [
     "headroom_for",
     "make_planner",
     "note_missing_baselines",
+    "pinning",
     "remedies_for",
     "searched",
     "show_certificate",
@@ -339,6 +343,21 @@ def headroom_for(
             present,
             cancelled=lambda: progress.cancelled,
         )
+
+
+def pinning(plan: Plan) -> Experiment:
+    """The experiment that asks for exactly this plan."""
+    structure = plan.structure
+    return attrs.evolve(
+        plan.experiment,
+        pins={name: Pin.of(assignment) for name, assignment in plan.assignments.items()},
+        space=frameworks_only(plan.experiment.space),
+        structure=StructureChoices(
+            staleness=tuple(sorted({tau for _, tau in structure.staleness})) or (0,),
+            actor_critic_sharing=(structure.actor_critic_sharing,),
+            fusion=(structure.fusion,),
+        ),
+    )
 
 
 def _too_large_alone(problem: Problem, usable: float) -> list[str]:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from rpeg_core.planning.problem import StructureProblem
     from rpeg_core.plugins.registry import Registry
     from rpeg_core.settings import Override
-    from rpeg_core.spec.experiment import Experiment
 
 __all__ = ["command"]
 
@@ -88,9 +87,9 @@ def command(
     present = present_plan(prediction, plan.assignments)
     remedies = room = None
     if not fits:
-        remedies = planning.remedies_for(_pinning(plan), registry, parsed, present)
+        remedies = planning.remedies_for(planning.pinning(plan), registry, parsed, present)
     elif share > LITTLE_ROOM:
-        room = planning.headroom_for(_pinning(plan), registry, parsed, present)
+        room = planning.headroom_for(planning.pinning(plan), registry, parsed, present)
     remarks = planning.announce(plan, registry)
     host = _host(subject)
     if output is not None:
@@ -224,22 +223,3 @@ def _pinned(
     plan = planner.plan(structure, structure.plan(winner.solution.choice), documents.search(outcome), found_by)
     ui.print_note(f"what is not pinned was searched; {summary.found_by(outcome)}")
     return _Subject(planner=planner, structure=structure, plan=plan, prediction=winner.prediction, interrupted=stopped)
-
-
-def _pinning(plan: Plan) -> Experiment:
-    """The experiment that asks for exactly this plan."""
-    from rpeg_core.planning.pins import Pin
-    from rpeg_core.planning.space import frameworks_only
-    from rpeg_core.planning.structures import StructureChoices
-
-    structure = plan.structure
-    return attrs.evolve(
-        plan.experiment,
-        pins={name: Pin.of(assignment) for name, assignment in plan.assignments.items()},
-        space=frameworks_only(plan.experiment.space),
-        structure=StructureChoices(
-            staleness=tuple(sorted({tau for _, tau in structure.staleness})) or (0,),
-            actor_critic_sharing=(structure.actor_critic_sharing,),
-            fusion=(structure.fusion,),
-        ),
-    )

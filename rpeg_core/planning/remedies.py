@@ -41,6 +41,9 @@ LITTLE_ROOM = 0.90
 """From this share of the usable memory on a plan has little room **[choice]**; headroom means less than that."""
 
 MAX_PASSES = 4
+
+WORTH_A_CHANGE = 0.01
+"""Share of the throughput below which an operator is left as it is **[choice]**."""
 MAX_NODE_FACTOR = 8
 ENDLESS_GB = 1e9
 
@@ -473,8 +476,9 @@ def _fitting(experiment: Experiment, make: Make, limits: _Limits, start: Executi
     solution = None
     if start is not None:
         near = (_nearest(structure, start) for structure in problem.structures)
-        solution = next((Solution(i, choice) for i, choice in enumerate(near) if choice is not None), None)
-        solution = None if solution is None else _descended(problem, solution, limits)
+        before = next((Solution(i, choice) for i, choice in enumerate(near) if choice is not None), None)
+        solution = None if before is None else _descended(problem, before, limits)
+        solution = None if solution is None else _closer(problem, solution, before, start)
     if solution is None:
         solution = least_memory(problem, deadline=limits.deadline)
         solution = None if solution is None else _descended(problem, solution, limits)
@@ -527,6 +531,21 @@ def _descended(problem: Problem, solution: Solution, limits: _Limits) -> Solutio
         if best == before:
             break
     return Solution(solution.structure, tuple(choice)) if best[0] <= 1.0 else None
+
+
+def _closer(problem: Problem, found: Solution, before: Solution, start: ExecutionPlan) -> Solution:
+    """Take back the changes of ``found`` that bring less than :data:`WORTH_A_CHANGE`, one operator at a time."""
+    structure, choice = problem.structures[found.structure], list(found.choice)
+    least = (1.0 - WORTH_A_CHANGE) * structure.evaluator.evaluate(choice).tokens_per_s
+    for position, candidates in enumerate(structure.candidates):
+        as_it_was = before.choice[position]
+        if candidates.assignment(as_it_was) != start[candidates.operator]:
+            continue
+        trial = [*choice[:position], as_it_was, *choice[position + 1 :]]
+        evaluation = structure.evaluator.evaluate(trial)
+        if evaluation.feasible and evaluation.tokens_per_s >= least:
+            choice = trial
+    return Solution(found.structure, tuple(choice))
 
 
 def _worth(results: np.ndarray) -> list[tuple[float, float]]:

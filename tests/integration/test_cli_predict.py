@@ -131,3 +131,61 @@ def test_host_memory_is_said_when_the_cluster_has_a_number(rpeg, experiment) -> 
     assert document["node_bytes"] == pytest.approx(4 * per_process)
     assert document["fits"] is False
     assert line.endswith(f"take {document['node_bytes'] / 1e9:,.1f} GB of a node's 2.0 GB, more than it has")
+
+
+def test_memory_over_a_step_is_shown_and_in_the_document(rpeg, experiment) -> None:
+    generation = {"gpus": "0-31", "dp": 8, "pp": 1, "tp": 4, "microbatches": 1}
+    path = experiment(pin=pinned(actor_generation=generation))
+    ran, document = rpeg("predict", path), json.loads(rpeg("predict", path, "--json").out)
+    rows = ran.table("memory over a step")
+    assert rows[0] == ["GPUs", "operator", "moment", "step 1", "later", "share"]
+    kinds = {(row[1], row[2]) for row in rows[1:]}
+    assert {(name, "runs") for name in OPERATORS if not name.endswith("training")} <= kinds
+    assert {(f"{model}_training", what) for model in ("actor", "critic") for what in ("computes gradients",)} <= kinds
+    assert ("actor_generation", "gets new weights") in kinds
+    assert ("critic_inference", "gets new weights") not in kinds, "served in the place where it is trained"
+    peaks = {segment["gpus"]: segment["peak_bytes"] for segment in document["memory"]}
+    for gpus, peak in peaks.items():
+        assert max(moment["bytes"] for moment in document["moments"] if moment["gpus"] == gpus) == peak
+    (first,) = [line for line in ran.out.splitlines() if line.startswith("step 1 peaks at ")]
+    assert first.endswith("a one-step smoke test proves nothing")
+    assert any(line.startswith("reserved: 10% of a GPU, 10.2 GB: CUDA context ") for line in ran.out.splitlines())
+    assert any(line.startswith("actor_generation on GPUs 0-31: ") for line in ran.out.splitlines())
+
+
+def test_little_room_is_said_with_what_gives_more(rpeg, experiment) -> None:
+    fits = json.loads(rpeg("predict", experiment(pin=pinned()), "--json").out)
+    assert "headroom" not in fits
+    peak = max(segment["peak_bytes"] for segment in fits["memory"])
+    tight = {"memory_gb": 1.03 * peak / 0.9 / 1e9}
+    path = experiment(pin=pinned(), cluster=tight)
+    ran, document = rpeg("predict", path), json.loads(rpeg("predict", path, "--json").out)
+    assert ran.code == 0
+    assert "little room: the fullest GPU takes 97% of what is usable" in ran.out
+    assert document["headroom"]["compared_with"]["is"] == "the plan"
+    for remedy in document["headroom"]["remedies"]:
+        assert remedy["peak_bytes"] <= 0.9 * remedy["usable_bytes"]
+        assert remedy["key"].partition(".")[0] != "cluster"
+
+
+def test_explain_lists_what_would_make_a_plan_fit(rpeg, experiment) -> None:
+    alone = {"gpus": "0", "dp": 1, "pp": 1, "tp": 1, "microbatches": 1}
+    assert rpeg("predict", experiment(pin=pinned(actor_training=alone)), "-o", "full.json").code == 1
+    ran = rpeg("explain", "full.json")
+    assert ran.code == 0
+    assert "this plan does not fit\ncheapest changes:\n" in ran.out
+
+
+def test_a_layout_that_the_backend_refuses_is_said_when_planning(rpeg, experiment) -> None:
+    """P1 lets tp=4 replicate 2 KV heads; the backend divides them."""
+    pytest.importorskip("rpeg_plugin_megatron")
+    model = {"config": {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "vocab": 1000}}
+    models = {"actor": model, "critic": model, "reward": model, "reference": {"same_as": "actor"}}
+    generation = {"gpus": "0-31", "dp": 8, "pp": 1, "tp": 4, "microbatches": 1}
+    ran = rpeg("predict", experiment(models=models, pin=pinned(actor_generation=generation)))
+    assert ran.code == 0
+    (warning,) = [line for line in ran.err.splitlines() if line.startswith("warning: backend megatron")]
+    assert warning == (
+        "warning: backend megatron cannot run actor_generation: tp=4 does not divide the 2 KV heads of actor"
+        "  [backend:megatron]"
+    )
