@@ -44,6 +44,7 @@ __all__ = [
     "show_grid",
     "show_heading",
     "show_memory",
+    "show_sentence",
     "too_large",
     "writable",
 ]
@@ -175,7 +176,12 @@ def note_missing_baselines(outcome: Outcome) -> None:
 def show_certificate(text: str | None) -> None:
     """How far from the best the plan can be; folded on a terminal."""
     if text is not None:
-        ui.print_text("\n" + (textwrap.fill(text, terminal_width()) if ui.is_terminal() else text))
+        show_sentence(text)
+
+
+def show_sentence(text: str) -> None:
+    """A sentence below a table; folded on a terminal."""
+    ui.print_text("\n" + (textwrap.fill(text, terminal_width()) if ui.is_terminal() else text))
 
 
 def show_heading(plan: Plan, verdict: str = "") -> None:

@@ -96,7 +96,7 @@ def command(
         planning.show_grid(operator_table(plan.assignments, plan.prediction))
         planning.show_memory(prediction, subject.planner)
         if host is not None:
-            ui.print_text(host_sentence(*host))
+            planning.show_sentence(host_sentence(*host))
         planning.show_chart(prediction)
         if output is not None:
             ui.print_text(f"\nplan written to {output}\nnext: rpeg explain {output}")

@@ -162,6 +162,18 @@ class CostBook:
             "a transfer",
         )
 
+    def host_bytes(self, rpeg: Rpeg, operator: Operator) -> Floats:
+        """Host memory of a training's process, for each of its layouts, if its state were kept there."""
+        layouts = self.operators[operator.name].layouts
+        total = np.zeros(len(layouts))
+        for a in self.terms:
+            if a.term.host is None:
+                continue
+            for model in rpeg.models_of(operator.name):
+                batch = self._memory_batch(operator, model, layouts, a.settings)
+                total = total + _checked(a, a.term.host, batch, len(layouts), f"the host of {operator.name!r}")
+        return total
+
     def _operator(self, rpeg: Rpeg, operator: Operator, layouts: Layouts) -> OperatorCosts:
         phases = self.workload.phases
         split = len(phases) > 1 and operator.role is not Role.TRAINING
@@ -207,10 +219,13 @@ class CostBook:
 
         return self._priced(Target.OPERATOR, batch, rpeg, operator, len(layouts))
 
+    def _memory_batch(self, operator: Operator, model: Model | None, layouts: Layouts, settings: Any) -> MemoryBatch:
+        common = self._common(operator, model, layouts)
+        return MemoryBatch(**common, settings=settings, trainable=model is not None and model.trainable)
+
     def _memory(self, rpeg: Rpeg, operator: Operator, layouts: Layouts) -> TermValues:
         def batch(settings: Any, model: Model | None) -> MemoryBatch:
-            common = self._common(operator, model, layouts)
-            return MemoryBatch(**common, settings=settings, trainable=model is not None and model.trainable)
+            return self._memory_batch(operator, model, layouts, settings)
 
         return self._priced(Target.MEMORY, batch, rpeg, operator, len(layouts))
 
