@@ -172,6 +172,21 @@ class CostBook:
             "a transfer",
         )
 
+    def host_bytes(self, rpeg: Rpeg, operator: Operator) -> Floats:
+        """Host memory of a training's process, for each of its layouts, if its state were kept there."""
+        layouts = self.operators[operator.name].layouts
+        total = np.zeros(len(layouts))
+        what = f"the host of {operator.name!r}"
+        for a in self.terms:
+            if a.term.host is None:
+                continue
+            for rows in layouts.executed_alike():
+                alike = layouts.take(rows)
+                for model in rpeg.models_of(operator.name):
+                    batch = self._memory_batch(operator, model, alike, a.settings)
+                    total[rows] += _checked(a, a.term.host, batch, len(alike), what)
+        return total
+
     def _operator(self, rpeg: Rpeg, operator: Operator, layouts: Layouts) -> OperatorCosts:
         groups = layouts.executed_alike()
         if len(groups) == 1:

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import attrs
 
-from rpeg_core.costing.batches import MemoryBatch
 from rpeg_core.costing.book import CostBook
 from rpeg_core.ir import Role, Rpeg
 from rpeg_core.planning.assignment import ExecutionPlan
-from rpeg_core.records import MemoryKind, Target
 from rpeg_core.spec.machine import Allocation, DeviceSpace
 
 __all__ = ["HostMemory", "HostState", "host_memory"]
@@ -37,43 +35,25 @@ class HostMemory:
 
 
 def host_memory(rpeg: Rpeg, plan: ExecutionPlan, book: CostBook) -> HostMemory:
-    """What the plan's trainings would take of their nodes' host memory; no states when no term says."""
+    """What the plan's trainings would take of their nodes' host memory; no states when no term says.
+
+    Raises:
+        CostTermError: a cost term fails.
+    """
     states, nodes = [], [0.0] * (book.machine.gpus // book.machine.gpus_per_node)
     for operator in rpeg.operators:
         if operator.role is not Role.TRAINING:
             continue
-        state = _state(rpeg, plan, book, operator.name)
-        if state.process_bytes > 0:
-            states.append(state)
+        row = book.row(plan[operator.name], operator.name)
+        process = float(book.host_bytes(rpeg, operator)[row])
+        if process > 0:
+            freed = float(book.operators[operator.name].training_state[row])
+            states.append(HostState(operator=operator.name, freed_bytes=freed, process_bytes=process))
         for node in range(len(nodes)):
             here = plan[operator.name].allocation.overlap(_gpus(book.machine, node))
-            nodes[node] = nodes[node] + here * state.process_bytes
+            nodes[node] = nodes[node] + here * process
     return HostMemory(states=tuple(states), node_bytes=max(nodes))
 
 
 def _gpus(machine: DeviceSpace, node: int) -> Allocation:
     return Allocation(node * machine.gpus_per_node, (node + 1) * machine.gpus_per_node)
-
-
-def _state(rpeg: Rpeg, plan: ExecutionPlan, book: CostBook, name: str) -> HostState:
-    operator, costs, row = rpeg.operator(name), book.operators[name], book.row(plan[name], name)
-    freed = process = 0.0
-    for active in book.terms:
-        term = active.term
-        if term.target is not Target.MEMORY or term.memory is not MemoryKind.TRAINING_STATE or term.host is None:
-            continue
-        freed += float(costs.memory.values[costs.memory.terms.index(term), row])
-        for model in rpeg.models_of(name):
-            batch = MemoryBatch(
-                role=operator.role,
-                model=model.spec,
-                seconds_per_sample=operator.seconds_per_sample,
-                workload=book.workload,
-                machine=book.machine,
-                hardware=book.hardware,
-                layouts=costs.layouts,
-                settings=active.settings,
-                trainable=model.trainable,
-            )
-            process += float(term.host(batch)[row])
-    return HostState(operator=name, freed_bytes=freed, process_bytes=process)

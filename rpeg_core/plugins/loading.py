@@ -262,6 +262,8 @@ def _check_cost_term(record: Any) -> Iterable[str]:
         yield f"target is {record.target!r}; it must be a Target"
     elif (record.target is Target.MEMORY) != isinstance(record.memory, MemoryKind):
         yield "memory must be a MemoryKind when target is Target.MEMORY, else None"
+    if record.host is not None and record.memory is not MemoryKind.TRAINING_STATE:
+        yield "host must be None unless memory is MemoryKind.TRAINING_STATE"
     if not callable(record.function):
         yield "function must be callable"
 

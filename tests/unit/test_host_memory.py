@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rpeg_core.costing.host import HostState, host_memory
+from rpeg_core.errors import CostTermError
 from rpeg_core.ir import Role
 from rpeg_core.report.host import host_document, host_sentence
 from rpeg_core.spec.machine import DeviceSpace
@@ -35,6 +36,12 @@ def book(*, on_host: bool):
     if on_host:
         terms = [attrs.evolve(term, host=host) if term.quantity == "training state" else term for term in terms]
     return toy_book(toy_ppo(), MACHINE, memory=terms)
+
+
+def test_a_term_that_returns_nonsense_is_named() -> None:
+    terms = [attrs.evolve(term, host=lambda batch: np.full(1, -1.0)) for term in toy_memory_terms(training_state=STATE)]
+    with pytest.raises(CostTermError, match="the host of 'actor_training'"):
+        host_memory(toy_ppo(), PLAN, toy_book(toy_ppo(), MACHINE, memory=terms))
 
 
 def test_the_fullest_node_holds_what_its_processes_hold() -> None:
