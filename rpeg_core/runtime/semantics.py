@@ -20,7 +20,7 @@ import attrs
 
 from rpeg_core.errors import BackendError, PluginError
 from rpeg_core.ir.graph import ContainerKind, Operator, Rpeg
-from rpeg_core.runtime.losses import BeyondCap
+from rpeg_core.runtime.losses import Aggregation, BeyondCap, KlEstimator
 from rpeg_core.settings import setting
 
 if TYPE_CHECKING:
@@ -189,6 +189,27 @@ class PolicySettings(UpdateSettings):
         "truncate",
         help="Of decoupled: a larger weight becomes the cap (IMPALA, verl), or the token is left out (AReaL).",
     )
+    clip: float = setting(
+        0.2, help="How far below 1 the probability ratio counts, and above unless clip_high (paper).", minimum=0.0
+    )
+    clip_high: float | None = setting(
+        None, help="How far above 1 the ratio counts (clip-higher of DAPO, 0.28 there); null is clip.", minimum=0.0
+    )
+    kl_coefficient: float = setting(0.01, help="Weight of the KL divergence from the reference (paper).", minimum=0.0)
+    kl_estimator: KlEstimator = setting(
+        "k3",
+        help="Of the KL divergence from one sample (joschu.net/blog/kl-approx.html); k3 is DeepSeekMath's, k1 is usual "
+        "in rewards.",
+    )
+    entropy_coefficient: float = setting(0.0, help="Weight of the policy's entropy in the loss (verl).", minimum=0.0)
+    aggregation: Aggregation = setting(
+        "token-mean", help="How per-token losses become one: see rpeg_core.runtime.losses.mean_over (verl, TRL)."
+    )
+
+    @property
+    def clip_upper(self) -> float:
+        """``clip_high``, or ``clip`` when it is null."""
+        return self.clip if self.clip_high is None else self.clip_high
 
     @property
     def decoupled(self) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import attrs
 
 from rpeg_core import setting
-from rpeg_core.runtime.losses import Aggregation, KlEstimator
 from rpeg_core.runtime.semantics import PolicySettings
 
 __all__ = ["Settings"]
@@ -37,25 +36,6 @@ class Settings(PolicySettings):
         allowed=(2, 4),
     )
 
-    clip: float = setting(
-        0.2, help="How far below 1 the probability ratio counts, and above unless clip_high (paper).", minimum=0.0
-    )
-    clip_high: float | None = setting(
-        None, help="How far above 1 the ratio counts (clip-higher of DAPO, 0.28 there); null is clip.", minimum=0.0
-    )
     standardise_advantages: bool = setting(
         True, help="Divide by the standard deviation of the group's rewards (DeepSeekMath); Dr. GRPO does not."
     )
-    kl_coefficient: float = setting(0.01, help="Weight of the KL divergence from the reference (paper).", minimum=0.0)
-    kl_estimator: KlEstimator = setting(
-        "k3", help="Of the KL divergence from one sample (joschu.net/blog/kl-approx.html); k3 is DeepSeekMath's."
-    )
-    entropy_coefficient: float = setting(0.0, help="Weight of the policy's entropy in the loss (verl).", minimum=0.0)
-    aggregation: Aggregation = setting(
-        "token-mean", help="How per-token losses become one: see rpeg_core.runtime.losses.mean_over (verl, TRL)."
-    )
-
-    @property
-    def clip_upper(self) -> float:
-        """``clip_high``, or ``clip`` when it is null."""
-        return self.clip if self.clip_high is None else self.clip_high

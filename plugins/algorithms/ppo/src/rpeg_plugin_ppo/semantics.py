@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rpeg_core.runtime.losses import (
-    behaviour_weights,
-    clipped_policy_loss,
     clipped_value_loss,
     gae_advantages,
     kl_estimate,
@@ -22,6 +20,7 @@ from rpeg_core.runtime.losses import (
     token_mean,
     whiten,
 )
+from rpeg_core.runtime.policy import policy_loss, rollout_metrics
 from rpeg_core.runtime.semantics import (
     PROXIMAL_LOGPROBS,
     Content,
@@ -79,13 +78,7 @@ class PpoSemantics:
         )
         metrics = {"return": token_mean(returns, mask, total), "value": token_mean(values, mask, total)}
         if operator != "critic_training":
-            kl = kl_estimate(rows["actor_logprobs"], rows["reference_logprobs"], "k3")
-            sequences = total(scores.new_tensor(float(scores.numel())))
-            metrics |= {
-                "reward": total(scores.sum()) / sequences,
-                "response_tokens": total(mask.sum()) / sequences,
-                "kl": token_mean(kl, mask, total),
-            }
+            metrics |= rollout_metrics(scores, rows["actor_logprobs"], rows["reference_logprobs"], mask, total)
         if settings.whiten_advantages:
             advantages = whiten(advantages, mask, total)
         return Prepared(rows={"advantages": advantages, "returns": returns}, metrics=metrics)
@@ -102,7 +95,17 @@ class PpoSemantics:
         """The policy's loss where there are log-probabilities, the value's where there are values, or both."""
         parts = []
         if outputs.logprobs is not None:
-            parts.append(_policy_loss(outputs, rows, mask, counts, settings))
+            part = policy_loss(
+                outputs,
+                generated=rows["actor_logprobs"],
+                proximal=rows.get(PROXIMAL_LOGPROBS),
+                advantages=rows["advantages"],
+                reference=rows["reference_logprobs"] if settings.kl_penalty == "loss" else None,
+                mask=mask,
+                counts=counts,
+                settings=settings,
+            )
+            parts.append(part)
         if outputs.values is not None:
             weight = 1.0 if outputs.logprobs is None else settings.value_coefficient
             parts.append(_value_loss(outputs.values, rows, mask, counts, settings, weight))
@@ -110,47 +113,6 @@ class PpoSemantics:
             loss=sum(part.loss for part in parts),
             metrics={name: value for part in parts for name, value in part.metrics.items()},
         )
-
-
-def _policy_loss(
-    outputs: ModelOutputs,
-    rows: Mapping[str, torch.Tensor],
-    mask: torch.Tensor,
-    counts: Counts,
-    settings: Settings,
-) -> LossParts:
-    logprobs, old = outputs.logprobs, rows["actor_logprobs"]
-    correction: dict[str, torch.Tensor] = {}
-    weights = None
-    if settings.decoupled:  # actor_logprobs are those of the version that generated: they only weigh the tokens
-        behaviour, old = old, rows.get(PROXIMAL_LOGPROBS, logprobs.detach())
-        weights, capped = behaviour_weights(old, behaviour, cap=settings.weight_cap, beyond=settings.weight_beyond_cap)
-        correction = {
-            "behaviour_weight": mean_over(weights, mask, counts, "token-mean"),
-            "behaviour_capped": mean_over(capped.to(old.dtype), mask, counts, "token-mean"),
-            "behaviour_change": mean_over(kl_estimate(behaviour, old, "k1"), mask, counts, "token-mean"),
-        }
-    per_token, clipped = clipped_policy_loss(
-        logprobs, old, rows["advantages"], low=settings.clip, high=settings.clip_upper
-    )
-    if weights is not None:
-        per_token = weights * per_token
-    loss = mean_over(per_token, mask, counts, settings.aggregation)
-    metrics = correction | {
-        "policy_loss": loss.detach(),
-        "clip_fraction": mean_over(clipped.to(old.dtype), mask, counts, "token-mean"),
-        "policy_change": mean_over(kl_estimate(old, logprobs.detach(), "k1"), mask, counts, "token-mean"),
-    }
-    if settings.kl_penalty == "loss" and settings.kl_coefficient != 0.0:
-        penalty = kl_estimate(logprobs, rows["reference_logprobs"], settings.kl_estimator)
-        kl_loss = mean_over(penalty, mask, counts, settings.aggregation)
-        loss = loss + settings.kl_coefficient * kl_loss
-        metrics["kl_loss"] = kl_loss.detach()
-    if settings.entropy_coefficient != 0.0:
-        entropy = mean_over(outputs.entropy, mask, counts, settings.aggregation)
-        loss = loss - settings.entropy_coefficient * entropy
-        metrics["entropy"] = entropy.detach()
-    return LossParts(loss=loss, metrics=metrics)
 
 
 def _value_loss(

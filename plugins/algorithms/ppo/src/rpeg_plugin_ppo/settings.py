@@ -11,7 +11,6 @@ from typing import Literal
 import attrs
 
 from rpeg_core import setting
-from rpeg_core.runtime.losses import Aggregation, KlEstimator
 from rpeg_core.runtime.semantics import PolicySettings
 
 __all__ = ["Settings"]
@@ -40,25 +39,15 @@ class Settings(PolicySettings):
     )
 
     critic_learning_rate: float = setting(1e-6, help="Of a critic with its own model (paper).", minimum=0.0)
-    clip: float = setting(
-        0.2, help="How far below 1 the probability ratio counts, and above unless clip_high (paper).", minimum=0.0
-    )
-    clip_high: float | None = setting(
-        None, help="How far above 1 the ratio counts (clip-higher of DAPO, 0.28 there); null is clip.", minimum=0.0
-    )
     gamma: float = setting(1.0, help="Discount per token (paper).", minimum=0.0, maximum=1.0)
     gae_lambda: float = setting(0.95, help="Lambda of generalised advantage estimation (paper).", minimum=0, maximum=1)
     whiten_advantages: bool = setting(
         True, help="Advantages get mean 0 and variance 1 over the whole batch (TRL, verl, OpenRLHF)."
     )
-    kl_coefficient: float = setting(0.01, help="Weight of the KL divergence from the reference (paper).", minimum=0.0)
     kl_penalty: Literal["loss", "reward"] = setting(
         "loss",
         help="Where the KL divergence counts: in the actor's loss, or in the reward of each token (InstructGPT); "
         "training the critic then reads the actor's log-probabilities too.",
-    )
-    kl_estimator: KlEstimator = setting(
-        "k3", help="Of the KL divergence from one sample (joschu.net/blog/kl-approx.html); k1 is usual in rewards."
     )
     value_clip: float | None = setting(
         0.2, help="How far a value may move from the old one in the value loss (TRL); null for any.", minimum=0.0
@@ -66,12 +55,3 @@ class Settings(PolicySettings):
     value_coefficient: float = setting(
         0.1, help="Weight of the value loss where actor and critic share a model (TRL's vf_coef).", minimum=0.0
     )
-    entropy_coefficient: float = setting(0.0, help="Weight of the policy's entropy in the loss (verl).", minimum=0.0)
-    aggregation: Aggregation = setting(
-        "token-mean", help="How per-token losses become one: see rpeg_core.runtime.losses.mean_over (verl, TRL)."
-    )
-
-    @property
-    def clip_upper(self) -> float:
-        """``clip_high``, or ``clip`` when it is null."""
-        return self.clip if self.clip_high is None else self.clip_high
