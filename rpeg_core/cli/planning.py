@@ -53,7 +53,6 @@ __all__ = [
     "show_memory",
     "show_moments",
     "show_operators",
-    "show_sentence",
     "show_sentences",
     "too_large",
     "writable",
@@ -188,12 +187,7 @@ def note_missing_baselines(outcome: Outcome) -> None:
 def show_certificate(text: str | None) -> None:
     """How far from the best the plan can be; folded on a terminal."""
     if text is not None:
-        show_sentence(text)
-
-
-def show_sentence(text: str) -> None:
-    """A sentence below a table; folded on a terminal."""
-    ui.print_text("\n" + (textwrap.fill(text, terminal_width()) if ui.is_terminal() else text))
+        show_sentences([text])
 
 
 def show_heading(plan: Plan, verdict: str = "") -> None:

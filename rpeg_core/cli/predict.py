@@ -116,7 +116,7 @@ def command(
         if room is not None:
             planning.show_sentences(list(headroom(room, share)))
         if host is not None:
-            planning.show_sentence(host_sentence(*host))
+            planning.show_sentences([host_sentence(*host)])
         planning.show_chart(prediction)
         if output is not None:
             ui.print_text(f"\nplan written to {output}\nnext: rpeg explain {output}")
