@@ -3,10 +3,10 @@
 PROFILE is a file of ``rpeg calibrate``. GRPO of three sizes of llama, 40 thousand to 4 million parameters, its layouts
 pinned, planned with the profile and run by the backend ``megatron`` on one and two workers: 15 whole plans, and in each
 of them generation, inference and training as operators of their own, 45 configurations. Neither sizes nor workloads are
-those that ``rpeg calibrate`` measures. Printed: every operator and plan with predicted time and 90 % interval, measured
-time (the median of the steps but the first) and error, MAPE, signed bias, Spearman's rank correlation, and how many times
-lie in their intervals. ``--picture FILE`` draws them, ``--keep DIR`` keeps the runs for ``rpeg calibrate --from-trace``,
-``--json FILE`` the rows. The times are worth something on a machine that does nothing else.
+those that ``rpeg calibrate`` measures. Printed: every operator and plan with predicted time and 90 % interval,
+measured time (the median of the steps but the first) and error, MAPE, signed bias, Spearman's rank correlation, and how
+many times lie in their intervals. ``--picture FILE`` draws them, ``--keep DIR`` keeps the runs for ``rpeg calibrate
+--from-trace``, ``--json FILE`` the rows. The times are worth something on a machine that does nothing else.
 """
 
 from __future__ import annotations
