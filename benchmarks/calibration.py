@@ -3,10 +3,10 @@
 PROFILE is a file of ``rpeg calibrate``. GRPO of three sizes of llama, 40 thousand to 4 million parameters, its layouts
 pinned, planned with the profile and run by the backend ``megatron`` on one and two workers: 15 whole plans, and in each
 of them generation, inference and training as operators of their own, 45 configurations. Neither sizes nor workloads are
-those that ``rpeg calibrate`` measures. Printed: every operator and plan with predicted and measured time (the median of
-the steps but the first) and error, MAPE, signed bias and Spearman's rank correlation. ``--picture FILE`` draws them,
-``--keep DIR`` keeps the runs for ``rpeg calibrate --from-trace``, ``--json FILE`` the rows. The times are worth
-something on a machine that does nothing else.
+those that ``rpeg calibrate`` measures. Printed: every operator and plan with predicted time and 90 % interval,
+measured time (the median of the steps but the first) and error, MAPE, signed bias, Spearman's rank correlation, and how
+many times lie in their intervals. ``--picture FILE`` draws them, ``--keep DIR`` keeps the runs for ``rpeg calibrate
+--from-trace``, ``--json FILE`` the rows. The times are worth something on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ import numpy as np
 from rpeg_plugin_megatron import MEGATRON
 
 from rpeg_core import Plan, Registry
+from rpeg_core.accuracy.draws import CONFIDENCE, Interval
 from rpeg_core.planning.planner import Planner
 from rpeg_core.planning.solve import only_choice
-from rpeg_core.report import words
+from rpeg_core.report import intervals, words
 from rpeg_core.report.execution import Execution
 from rpeg_core.runtime.session import PLAN_FILE, RunRequest
 from rpeg_core.spec.experiment import parse_experiment
@@ -78,12 +79,13 @@ MIXED: dict[str, tuple[int, tuple[Layout, Layout, Layout]]] = {
 
 @attrs.frozen(kw_only=True)
 class Row:
-    """One operator or whole plan."""
+    """One operator or whole plan; ``interval`` is None where the profile does not say how sure it is."""
 
     kind: str
     name: str
     predicted_s: float
     measured_s: float
+    interval: Interval | None
 
     @property
     def error(self) -> float:
@@ -126,17 +128,21 @@ def executed(plan: Plan, steps: int, folder: Path) -> Execution:
 
 def rows_of(name: str, found: Execution) -> list[Row]:
     plan = found.plan
+    sure = {} if plan.intervals is None else plan.intervals.operator_s
     rows = [
         Row(
             kind=plan.rpeg.operator(operator).role.value,
             name=f"{operator.partition('_')[2]} of {name}",
             predicted_s=sum(plan.prediction.operator_s[operator]),
             measured_s=found.operator_s(operator)[0],
+            interval=sure.get(operator),
         )
         for operator in plan.assignments
         if plan.rpeg.model_of(operator) is not None
     ]
-    return [*rows, Row(kind="plan", name=name, predicted_s=plan.prediction.step_s, measured_s=found.step_s)]
+    step = plan.intervals and plan.intervals.step_s
+    whole = Row(kind="plan", name=name, predicted_s=plan.prediction.step_s, measured_s=found.step_s, interval=step)
+    return [*rows, whole]
 
 
 def errors(rows: list[Row]) -> tuple[float, float, float]:
@@ -189,13 +195,15 @@ def main() -> None:
             where = folder / name.replace(",", "").replace(" ", "-")
             for row in rows_of(name, executed(plan, options.steps, where)):
                 rows.append(row)
-                times = f"{words.seconds(row.predicted_s)} | {words.seconds(row.measured_s)}"
+                times = f"{intervals.seconds(row.predicted_s, row.interval)} | {words.seconds(row.measured_s)}"
                 print(f"| {row.name} | {times} | {row.error:+.1%} |", flush=True)
     for title in ("operators", "plans"):
         members = [row for row in rows if (row.kind == "plan") == (title == "plans")]
         mape, bias, rank = errors(members)
         met = "" if options.only else f"; at most {MOST_MAPE:.0%} and at least {LEAST_SPEARMAN} are wanted"
         print(f"\n{len(members)} {title}: MAPE {mape:.1%}, bias {bias:+.1%}, Spearman {rank:.3f}{met}")
+        held = [row.interval.holds(row.measured_s) for row in members if row.interval is not None]
+        print(f"{sum(held)} of {len(held)} measured times lie in their {words.percent(CONFIDENCE)} interval")
     print(f"load average {os.getloadavg()[0]:.1f}")
     if options.picture is not None:
         draw(rows, options.picture)

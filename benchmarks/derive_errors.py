@@ -268,6 +268,7 @@ def derive(data: Path) -> Derived:
             },
             "ranges": {feature: tuple(_shown(v) for v in pair) for feature, pair in ranges(rows).items()},
             "hardware": hardware(rows),
+            "precisions": tuple(sorted({case.setup.execution.precision.value for case in rows.cases})),
         }
         lines.append(
             f"{name:28} {len(rows.cases):4} rows {len(set(rows.sources)):3} sources, factor {fit.factor:.2f}, "
@@ -328,7 +329,7 @@ def differences(derived: Derived) -> list[str]:
     found = []
     for name, now in derived.populations.items():
         was = shipped_errors.POPULATIONS.get(name, {})
-        for key in ("rows", "sources", "hardware", "ranges"):
+        for key in ("rows", "sources", "hardware", "precisions", "ranges"):
             if was.get(key) != now[key]:
                 found.append(f"{name}: {key} is {was.get(key)}, derived {now[key]}")
         terms = was.get("terms", {})

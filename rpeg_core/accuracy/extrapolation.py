@@ -19,9 +19,9 @@ class Extrapolation:
 
     Attributes:
         role: of the operators.
-        feature: of :data:`rpeg_core.accuracy.features.FEATURES`, or ``hardware``.
+        feature: of :data:`rpeg_core.accuracy.features.FEATURES`, or ``hardware`` or ``precision``.
         value: the plan's; of several operators the one farthest off.
-        measured: least and largest value, or the names of the hardware.
+        measured: least and largest value, or the names that were measured.
     """
 
     role: str
@@ -41,7 +41,7 @@ def extrapolations(
                 key = (each.role, each.feature)
                 if key not in found or distance > found[key][0]:
                     found[key] = (distance, each)
-    order = {name: i for i, name in enumerate(("hardware", *FEATURES))}
+    order = {name: i for i, name in enumerate(("hardware", "precision", *FEATURES))}
     return tuple(
         found[key][1] for key in sorted(found, key=lambda key: (key[0], order.get(key[1], len(order)), key[1]))
     )
@@ -51,9 +51,13 @@ def _of(batch: OperatorBatch, errors: tuple[TermError, ...]) -> Iterator[tuple[f
     role, values = batch.role.value, features(batch)
     if not values:
         return
-    names = tuple(sorted({name for error in errors for name in error.hardware}))
-    if any(error.hardware and batch.hardware.name not in error.hardware for error in errors):
-        yield 1.0, Extrapolation(role=role, feature="hardware", value=batch.hardware.name, measured=names)
+    for feature, name, measured in (
+        ("hardware", batch.hardware.name, [error.hardware for error in errors]),
+        ("precision", batch.execution.precision.value, [error.precisions for error in errors]),
+    ):
+        if any(names and name not in names for names in measured):
+            known = tuple(sorted({other for names in measured for other in names}))
+            yield 1.0, Extrapolation(role=role, feature=feature, value=name, measured=known)
     for feature, value in values.items():
         low, high = _measured(feature, errors)
         if not low <= value <= high:

@@ -92,8 +92,9 @@ def _without_interval(intervals: PlanIntervals) -> list[str]:
 
 
 def _phrase(each: Extrapolation) -> str:
-    if each.feature == "hardware":
-        return f"on {each.value}, measured on {words.listing([str(name) for name in each.measured])}"
+    if isinstance(each.value, str):
+        before = {"hardware": "on"}.get(each.feature, "in")
+        return f"{before} {each.value}, measured {before} {words.listing([str(name) for name in each.measured])}"
     low, high = (_number(each.feature, float(end)) for end in each.measured)
     value = _NAMES.get(each.feature, f"{each.feature} {{}}").format(_number(each.feature, float(each.value)))
     return f"at {value}, measured {low if low == high else f'{low} to {high}'}"

@@ -41,6 +41,7 @@ class TermError:
         ranges: feature (:mod:`rpeg_core.accuracy.features`) -> least and largest value among the rows; beyond it a
             prediction extrapolates.
         hardware: names of the profiles that were measured; empty: the error belongs to whatever it is given for.
+        precisions: values of :class:`rpeg_core.spec.execution.Precision` among the rows; empty: any.
         roles: ``generation``, ``inference``, ``training``; empty: all.
         mixture: of models with experts (True), without (False), of both (None).
         named_framework: of executions that name a framework (True), of the plan's own subset (False), of both (None).
@@ -59,6 +60,7 @@ class TermError:
     source: str
     ranges: Mapping[str, tuple[float, float]] = attrs.field(factory=dict, validator=_ordered, hash=False)
     hardware: tuple[str, ...] = ()
+    precisions: tuple[str, ...] = ()
     roles: tuple[str, ...] = ()
     mixture: bool | None = None
     named_framework: bool | None = None

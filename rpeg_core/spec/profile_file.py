@@ -41,7 +41,8 @@ def profile_document(profile: HardwareProfile, calibration: Mapping[str, Any] | 
 def _error_document(error: TermError) -> dict[str, Any]:
     values = attrs.asdict(error, filter=lambda _, value: value is not None)
     ranges = {name: list(pair) for name, pair in error.ranges.items()}
-    return {**values, "ranges": ranges, "hardware": list(error.hardware), "roles": list(error.roles)}
+    names = {name: list(getattr(error, name)) for name in ("hardware", "precisions", "roles")}
+    return {**values, "ranges": ranges, **names}
 
 
 def write_profile(path: Path, profile: HardwareProfile, calibration: Mapping[str, Any] | None = None) -> None:

@@ -67,6 +67,12 @@ def test_hardware_that_nobody_measured_is_named() -> None:
     assert extrapolations([(batches("actor_training"), (error(hardware=("toy",)),))]) == ()
 
 
+def test_a_precision_that_nobody_measured_is_named() -> None:
+    found = extrapolations([(batches("actor_training"), (error(precisions=("fp8", "nvfp4")),))])
+    assert found == (Extrapolation(role="training", feature="precision", value="bf16", measured=("fp8", "nvfp4")),)
+    assert extrapolations([(batches("actor_training"), (error(precisions=("bf16",)),))]) == ()
+
+
 def test_a_role_is_told_once_with_its_farthest_operator() -> None:
     book = toy_book(toy_mini(), MACHINE, toy_workload())
     near, far = (book.batches("actor_training", book.row(a, "actor_training")) for a in (on(0, 2), on(0, 1)))

@@ -77,9 +77,10 @@ def test_extrapolation_is_said_once_for_roles_that_do_alike() -> None:
         )
 
     tensor = Extrapolation(role="generation", feature="tensor", value=16.0, measured=(8.0, 8.0))
-    said = intervals.remarks(found(extrapolations=(tensor, *all_of("inference"), *all_of("training"))))
+    precise = Extrapolation(role="generation", feature="precision", value="fp8", measured=("bf16",))
+    said = intervals.remarks(found(extrapolations=(precise, tensor, *all_of("inference"), *all_of("training"))))
     assert said[1:] == [
-        "extrapolates: generation at tp 16, measured 8",
+        "extrapolates: generation in fp8, measured in bf16; at tp 16, measured 8",
         "extrapolates: inference and training on gh200, measured on a100-80gb and h100; at 2,048 GPUs, measured 8 to "
         "1,536; at 405 B parameters, measured 76.1 k to 1.01 T",
     ]

@@ -8,11 +8,13 @@ from rpeg_core.accuracy.features import FEATURES
 from rpeg_core.ir import Role
 from rpeg_core.records import CostTerm, HardwareProfile, Target
 from rpeg_core.spec.accuracy import TermError
+from rpeg_core.spec.execution import Precision
 from rpeg_core.testing.checks.outcome import require
 
 __all__ = ["errors_of_profile", "errors_of_term"]
 
 ROLES = tuple(role.value for role in Role)
+PRECISIONS = tuple(precision.value for precision in Precision)
 
 
 def errors_of_term(term: CostTerm) -> None:
@@ -39,6 +41,9 @@ def _problems(errors: Sequence[TermError]) -> Iterator[str]:
         for role in error.roles:
             if role not in ROLES:
                 yield f"{where}.roles has {role!r}; allowed: {', '.join(ROLES)}"
+        for precision in error.precisions:
+            if precision not in PRECISIONS:
+                yield f"{where}.precisions has {precision!r}; allowed: {', '.join(PRECISIONS)}"
         for feature in error.ranges:
             if feature not in FEATURES:
                 yield f"{where}.ranges has {feature!r}; allowed: {', '.join(FEATURES)}"

@@ -40,6 +40,7 @@ def errors_of(term: str) -> tuple[TermError, ...]:
             source=f"{population['rows']} published runs of {population['sources']} sources, benchmarks/measured",
             ranges=population["ranges"],
             hardware=population["hardware"],
+            precisions=population["precisions"],
             roles=roles,
             mixture=mixture,
             named_framework=named,
