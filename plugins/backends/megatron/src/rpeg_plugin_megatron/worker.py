@@ -178,8 +178,13 @@ class Worker:
                 continue
             spec = spec_to_run(self.plan.experiment, model.name, model.spec)
             recompute = key in trained and self.settings.recompute == "full"
-            shard = build_shard(spec, self._groups[key[1]], device=self.device, recompute=recompute)
-            installation = self.installations[key] = Installation(model.name, key[1], shard, changes=model.trainable)
+            shard = build_shard(spec, self._groups[place], device=self.device, recompute=recompute)
+            serves = any(
+                model.name in op.models and op.role is not Role.TRAINING and self._places[op.name] == place
+                for op in graph.operators
+            )
+            installation = Installation(model.name, place, shard, changes=model.trainable, serves=serves)
+            self.installations[key] = installation
             if key in trained or key in initial or not model.trainable:
                 installation.fill(0, first_weights(self.plan.experiment, model.name, spec, self.settings.seed))
             if key in trained:
@@ -377,9 +382,9 @@ class Worker:
             mine = self.installations[node.model, source].views(node.version)
         targets: list[torch.Tensor] = []
         if into is not None:
-            # Lowering also redistributes to a trainer, which has the version already and goes on with its own tensors.
-            targets = into.scratch() if into.trained == node.version else into.install(node.version)
-        moved = move(self._routes[key], mine, targets)
+            # Lowering also redistributes to a trainer, which has the version already: its tensors get their own values.
+            targets = into.install(node.version)
+        moved = move(self._routes[key], mine, targets, device=self.device.torch)
         if into is not None:
             self._note_weights(node, node.container, WeightsKey(node.model, target, node.version))
         return moved.elements, moved.wire_bytes
