@@ -1,11 +1,11 @@
 """Actor and critic trained in one invocation against one after the other: ``python benchmarks/fusion.py``.
 
 PPO of a small llama on two workers of this machine, every operator on both, pp2, planned for the hardware profile
-``host`` and run by the backend ``megatron``, with 2 and with 4 microbatches. Printed: predicted and measured seconds of
-the trainings of a step, fused and unfused, and what fusing them gains: medians of ``--repetitions`` sessions, fused and
-unfused in turn, of which each runs a step before the measured one, and of their ratios turn by turn. The paper's 8B
-test gains 1.07 x. The times are worth something on a machine that does nothing else; the load average is printed.
-``--json FILE`` keeps all times.
+``--hardware`` (``host``, or a file of ``rpeg calibrate``) and run by the backend ``megatron``, with 2 and with 4
+microbatches. Printed: predicted and measured seconds of the trainings of a step, fused and unfused, and what fusing
+them gains: medians of ``--repetitions`` sessions, fused and unfused in turn, of which each runs a step before the
+measured one, and of their ratios turn by turn. The paper's 8B test gains 1.07 x. The times are worth something on a
+machine that does nothing else; the load average is printed. ``--json FILE`` keeps all times.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ UNFUSED, FUSED = ("actor_training", "critic_training"), ("fused_training",)
 MICROBATCHES = (2, 4)
 
 
-def experiment(trainings: tuple[str, ...], microbatches: int) -> dict[str, Any]:
+def experiment(trainings: tuple[str, ...], microbatches: int, hardware: str) -> dict[str, Any]:
     layout = {"gpus": "0-1", "dp": 1, "pp": 2, "tp": 1, "microbatches": microbatches}
     return {
         "algorithm": "ppo",
@@ -50,15 +50,15 @@ def experiment(trainings: tuple[str, ...], microbatches: int) -> dict[str, Any]:
             "response_tokens": 16,
             "bytes_per_element": 4,
         },
-        "cluster": {"hardware": "host", "gpus_per_node": 2},
+        "cluster": {"hardware": hardware, "gpus_per_node": 2},
         "structure": {"fusion": trainings == FUSED},
         "pin": dict.fromkeys((*SERVING, *trainings), layout),
         "settings": {"megatron": {"task": "copy"}},
     }
 
 
-def planned(trainings: tuple[str, ...], microbatches: int, registry: Registry) -> Plan:
-    planner = Planner(parse_experiment(experiment(trainings, microbatches)), registry)
+def planned(trainings: tuple[str, ...], microbatches: int, hardware: str, registry: Registry) -> Plan:
+    planner = Planner(parse_experiment(experiment(trainings, microbatches, hardware)), registry)
     problem = planner.problem()
     solution = only_choice(problem)
     if solution is None:
@@ -80,6 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--microbatches", type=int, nargs="*", default=MICROBATCHES)
+    parser.add_argument("--hardware", default="host", help="profile to predict with, e.g. a file of rpeg calibrate")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     registry = Registry(report=lambda text: print(text, file=sys.stderr))
@@ -87,7 +88,7 @@ def main() -> None:
     print("| microbatches | | unfused | fused | unfused / fused |\n|---|---|---|---|---|")
     kept = []
     for microbatches in options.microbatches:
-        plans = {trainings: planned(trainings, microbatches, registry) for trainings in (UNFUSED, FUSED)}
+        plans = {t: planned(t, microbatches, options.hardware, registry) for t in (UNFUSED, FUSED)}
         predicted = {t: sum(sum(plan.prediction.operator_s[name]) for name in t) for t, plan in plans.items()}
         times: dict[tuple[str, ...], list[float]] = {UNFUSED: [], FUSED: []}
         for _ in range(options.repetitions):

@@ -13,8 +13,9 @@ with the smallest and largest, and the predicted ratio beside it. ``publication`
 GPUs that train and serve it shows the bytes that lowering charges, those that went from worker to worker,
 and the measured seconds beside the predicted ones.
 
-Run it on a machine that does nothing else, and measured its hardware profile ``host`` while it was quiet: half an hour.
-``--quick`` checks in a minute that everything runs; its times mean nothing.
+``--hardware FILE`` predicts with a profile that ``rpeg calibrate`` wrote, else with the quick one, ``host``. Run it on
+a machine that does nothing else, and that did nothing else while its profile was measured: half an hour. ``--quick``
+checks in a minute that everything runs; its times mean nothing.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Size:
         steps: of a run; the first is not counted.
         repetitions: of a pair.
         search_seconds: of the planner.
+        hardware: profile to predict with.
     """
 
     model: dict[str, int]
@@ -64,6 +66,7 @@ class Size:
     steps: int
     repetitions: int
     search_seconds: float
+    hardware: str = "host"
 
 
 FULL = Size(
@@ -96,7 +99,7 @@ BOTH_TP, BOTH_PP = pin("0-1", tp=2), pin("0-1", pp=2, microbatches=2)
 
 
 def experiment(size: Size, algorithm: str, **sections: Any) -> dict[str, Any]:
-    """An experiment on the hardware profile ``host``."""
+    """An experiment on this machine."""
     models: dict[str, Any] = {"actor": {"config": size.model}, "reference": {"same_as": "actor"}}
     values: dict[str, Any] = {"reward_seconds_per_sample": 2e-5}
     if algorithm == "ppo":
@@ -111,7 +114,7 @@ def experiment(size: Size, algorithm: str, **sections: Any) -> dict[str, Any]:
             "response_tokens": size.response_tokens,
             "bytes_per_element": 4,
         },
-        "cluster": {"hardware": "host", "gpus_per_node": 2},
+        "cluster": {"hardware": size.hardware, "gpus_per_node": 2},
         "search": {"strategy": "annealing", "seconds": size.search_seconds, "seed": 0},
         "settings": {algorithm: values, "megatron": {"task": "copy", "threads_per_worker": 1}},
     } | sections
@@ -276,9 +279,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small and once")
     parser.add_argument("--only", choices=[*PAIRS, "publication"], action="append", help="these mechanisms")
+    parser.add_argument("--hardware", default="host", help="profile to predict with, e.g. a file of rpeg calibrate")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    size, wanted = QUICK if options.quick else FULL, options.only or [*PAIRS, "publication"]
+    size = attrs.evolve(QUICK if options.quick else FULL, hardware=options.hardware)
+    wanted = options.only or [*PAIRS, "publication"]
     registry = Registry(report=lambda text: print(text, file=sys.stderr))
     document: dict[str, Any] = {"size": attrs.asdict(size), "pairs": [], "publications": []}
     if set(wanted) & set(PAIRS):
