@@ -11,9 +11,8 @@ assessed while others are decoded. Rows of like length are assessed together wit
 compute no less padding; the last column checks it: assessment unsplit / in phases.
 
 The profile ``host`` knows nothing of the time that Python takes for a token step, which is most of decoding here, so
-that it predicts less to gain than there is; a profile that ``rpeg calibrate`` wrote does.
+that it predicts less to gain than there is; a profile that ``rpeg calibrate`` wrote (``--hardware FILE``) does.
 
-    --hardware   a calibrated profile of this machine, instead of ``host``
     --quick     one repetition of small models, to see that it runs
     --check     exit 1 unless phases win by a tenth of a step where assessment is heavy
 
@@ -99,9 +98,7 @@ def dimensions(width: int, vocab: int) -> dict[str, Any]:
     return {"layers": 4, "hidden": width, "heads": heads, "kv_heads": heads, "ffn": 4 * width, "vocab": vocab}
 
 
-def experiment(
-    case: Case, size: Size, lengths: list[list[float]], *, split: bool, hardware: str = "host"
-) -> dict[str, Any]:
+def experiment(case: Case, size: Size, lengths: list[list[float]], *, split: bool) -> dict[str, Any]:
     actor, reward, critic = (dimensions(width, size.vocab) for width in (case.actor, case.reward, case.critic))
     first, second = ({"gpus": gpu, "dp": 1, "pp": 1, "tp": 1, "microbatches": 1} for gpu in ("0", "1"))
     return {
@@ -120,7 +117,7 @@ def experiment(
             "bytes_per_element": 4,
             **({"response_lengths": lengths} if lengths else {}),
         },
-        "cluster": {"hardware": hardware, "gpus_per_node": 2},
+        "cluster": {"hardware": size.hardware, "gpus_per_node": 2},
         "objective": {"split_lengths": split},
         "pin": {
             **dict.fromkeys((GENERATES, "actor_training"), first),
@@ -215,12 +212,9 @@ class Row:
         return self.predicted_unsplit_s / self.predicted_phases_s
 
 
-def measure(case: Case, size: Size, hardware: str, registry: Registry) -> Row:
+def measure(case: Case, size: Size, registry: Registry) -> Row:
     lengths = profile(planned(experiment(case, size, [], split=False), registry), size.prompts * size.rollouts)
-    plans = {
-        split: planned(experiment(case, size, lengths, split=split, hardware=hardware), registry)
-        for split in (False, True)
-    }
+    plans = {split: planned(experiment(case, size, lengths, split=split), registry) for split in (False, True)}
     runs: dict[bool, list[Times]] = {False: [], True: []}
     for _ in range(size.repetitions):
         for split, plan in plans.items():
@@ -261,7 +255,6 @@ def show(row: Row) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hardware", type=Path)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--only", help="cases whose name contains this")
@@ -280,10 +273,9 @@ def main() -> int:
     print(" predicted | ratio until assessed | ratio of assessment |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
     rows = []
-    hardware = "host" if options.hardware is None else str(options.hardware.resolve())
     for case in size.cases:
         if options.only is None or options.only in case.name:
-            rows.append(measure(case, size, hardware, registry))
+            rows.append(measure(case, size, registry))
             show(rows[-1])
     if options.json is not None:
         options.json.write_text(json.dumps([attrs.asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")

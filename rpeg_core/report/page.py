@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import io
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -16,6 +17,9 @@ __all__ = ["Column", "Grid", "Grouping", "draw", "plain", "terminal_width"]
 
 COLUMN_GAP = 3
 """What rich puts between two columns of a table without edges."""
+
+_PARTS = re.compile(r" +|[^ _./-]*[_./-]+|[^ _./-]+")
+"""Blanks, and what may stand in a line of its own: words, and parts of names with the separator after them."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -48,7 +52,11 @@ class Grid:
     grouping: Grouping = Grouping.NONE
 
     def rich(self, width: int) -> RenderableType:
-        """The table for a terminal: nothing is cut, long cells are folded; bars are left out where there is no room."""
+        """The table for a terminal: nothing is cut; bars are left out where there is no room.
+
+        Long cells go on in the next line, at a blank or inside a name after one of ``_ . / -``; in the midst of a word
+        only where the longest words of all columns do not fit side by side.
+        """
         from rich.box import SIMPLE_HEAD
         from rich.table import Table
         from rich.text import Text
@@ -62,12 +70,15 @@ class Grid:
         table = Table(
             box=SIMPLE_HEAD, show_edge=False, pad_edge=False, title=Text(self.title, style="bold"), title_justify="left"
         )
-        for index in kept:
-            column = columns[index]
-            justify = "right" if column.right else "left"
-            table.add_column(Text(column.name, style="bright_black"), justify=justify, overflow="fold")
-        for row, style in rows:
-            table.add_row(*(Text(plain(row[index])) for index in kept), style=style)
+        shown = [[plain(row[index]) for index in kept] for row, _ in rows]
+        names = [columns[index].name for index in kept]
+        widths = _widths([names, *shown], width - COLUMN_GAP * (len(kept) - 1))
+        for index, name, room in zip(kept, names, widths, strict=True):
+            justify = "right" if columns[index].right else "left"
+            heading = Text(_broken(name, room), style="bright_black")
+            table.add_column(heading, justify=justify, overflow="fold", width=room)
+        for cells, (_, style) in zip(shown, rows, strict=True):
+            table.add_row(*(Text(_broken(cell, room)) for cell, room in zip(cells, widths, strict=True)), style=style)
         return table
 
     def _grouped(self) -> tuple[tuple[Column, ...], list[tuple[tuple[str, ...], str | None]]]:
@@ -90,6 +101,37 @@ class Grid:
         kept = [index for index, column in enumerate(self.columns) if not column.drawn]
         rows = tuple(tuple(row[index] for index in kept) for row in self.rows)
         return tuple(self.columns[index].name for index in kept), rows
+
+
+def _widths(rows: Sequence[Sequence[str]], room: int) -> list[int | None]:
+    """How wide each column is so that all fit: the widest give way, down to their longest part.
+
+    None, for whoever draws the table to decide, where even the parts do not fit.
+    """
+    columns = list(zip(*rows, strict=True))
+    widths = [max([1, *map(len, cells)]) for cells in columns]
+    parts = [[part for cell in cells for part in _PARTS.findall(cell) if part.strip()] for cells in columns]
+    least = [max([1, *map(len, found)]) for found in parts]
+    if sum(least) > room:
+        return [None] * len(widths)
+    for _ in range(max(0, sum(widths) - room)):
+        widest = max(range(len(widths)), key=lambda i: (widths[i] > least[i], widths[i]))
+        widths[widest] -= 1
+    return list(widths)
+
+
+def _broken(text: str, width: int | None) -> str:
+    """``text`` in lines of at most ``width`` that end between its parts; indentation is kept in all of them."""
+    if width is None or len(text) <= width:
+        return text
+    indent = text[: len(text) - len(text.lstrip(" "))]
+    lines = [indent]
+    for part in _PARTS.findall(text[len(indent) :]):
+        if len(lines[-1].rstrip(" ")) > len(indent) and len(lines[-1]) + len(part.rstrip(" ")) > width:
+            lines.append(indent)
+            part = part.lstrip(" ")
+        lines[-1] += part
+    return "\n".join(line.rstrip(" ") for line in lines)
 
 
 def plain(text: object) -> str:

@@ -5,7 +5,8 @@ operator's allocation, a transfer's destination and its source. Among the ready 
 transfers (COMM, RESHARD) before operators, then topological order. A transfer belongs to the step that made what it
 carries: published weights of step k go before the data of step k + 1, or else a busy trainer would hold them up until
 its next update. A node that has to wait for a GPU does not keep
-others off the GPUs that it could have (no reservation). Predicted times play no part.
+others off the GPUs that it could have (no reservation). Predicted times play no part. A transfer of weights with
+staleness also waits until the version whose room it takes was served for the last time (:attr:`StepShape.vacating`).
 
 Memory. At most ``window.depth`` steps are in progress: step k opens when all nodes of step ``k - depth`` are done, so
 that an operator that waits for nothing cannot run away from its consumers. What is kept does not grow with the number
@@ -232,7 +233,7 @@ class Engine:
         opened = self._open[step]
         state = opened.state[position]
         if state == _WAITING:
-            for back, other in opened.shape.predecessors[position]:
+            for back, other in (*opened.shape.predecessors[position], *opened.shape.vacating[position]):
                 if not self._is_done(step - back, other):
                     lines.append(f"waits for {self._window.node(step - back, other).label}")
         elif state == _READY:
@@ -287,8 +288,8 @@ class Engine:
                 places=self._places[min(step, self._window.steady_step)],
                 state=bytearray(count),
                 missing=[
-                    sum(1 for back, other in before if not self._is_done(step - back, other))
-                    for before in shape.predecessors
+                    sum(1 for back, other in (*before, *serving) if not self._is_done(step - back, other))
+                    for before, serving in zip(shape.predecessors, shape.vacating, strict=True)
                 ],
                 left=count,
             )
@@ -374,7 +375,7 @@ class Engine:
         self._freed.update(opened.places.segments[position])
         self._consume(step, opened.shape, position, out)
         self._produce(step, opened.shape, position, out)
-        for ahead, other in opened.shape.successors[position]:
+        for ahead, other in (*opened.shape.successors[position], *opened.shape.vacated[position]):
             later = self._open.get(step + ahead)
             if later is not None:
                 later.missing[other] -= 1

@@ -40,6 +40,10 @@ class StepShape:
         nodes: as lowered, with the step and the versions of the step that the shape was taken from.
         predecessors: back to what must be done before; distance 0 is the same step.
         successors: on to what waits for it, in later steps too.
+        vacating: back to the operators that must be done before a transfer may bring weights, beside its predecessors:
+            those that serve the version whose room it takes. So a place keeps tau versions of a model with staleness
+            tau, as memory is planned (:func:`rpeg_core.costing.memory.serving_copies`), and never one more.
+        vacated: on to the transfers that wait for this operator in that way.
         reads: the artifacts that the node needs.
         writes: the containers that it makes.
         readers: for each container of ``writes``, on to the nodes that read it.
@@ -50,6 +54,8 @@ class StepShape:
     nodes: tuple[Node, ...]
     predecessors: tuple[tuple[NodeRef, ...], ...]
     successors: tuple[tuple[NodeRef, ...], ...]
+    vacating: tuple[tuple[NodeRef, ...], ...]
+    vacated: tuple[tuple[NodeRef, ...], ...]
     reads: tuple[tuple[Read, ...], ...]
     writes: tuple[tuple[str, ...], ...]
     readers: tuple[tuple[tuple[NodeRef, ...], ...], ...]
@@ -158,6 +164,7 @@ class _Step:
 
     nodes: tuple[Node, ...]
     predecessors: tuple[tuple[NodeRef, ...], ...]
+    vacating: tuple[tuple[NodeRef, ...], ...]
     reads: tuple[tuple[Read, ...], ...]
 
 
@@ -171,6 +178,7 @@ def _repeats(later: _Step, earlier: _Step, trainable: frozenset[str]) -> bool:
     return (
         list(map(plain, later.nodes)) == list(map(plain, earlier.nodes))
         and later.predecessors == earlier.predecessors
+        and later.vacating == earlier.vacating
         and later.reads == earlier.reads
     )
 
@@ -199,6 +207,7 @@ def _shapes(
         _Step(
             nodes=tuple(graph.nodes[i] for i in members),
             predecessors=tuple(tuple(back(k, p) for p in before[i]) for i in members),
+            vacating=tuple(_vacating(graph, indices, graph.nodes[i]) for i in members),
             reads=tuple(tuple((0, p, c) if p < 0 else (*back(k, p), c) for p, c in reads.by_node[i]) for i in members),
         )
         for k, members in enumerate(indices)
@@ -212,18 +221,38 @@ def _shapes(
     return tuple(_shape(steps[: steady + 1], k, reads) for k in range(steady + 1))
 
 
+def _vacating(graph: ExecutableGraph, indices: list[list[int]], node: Node) -> tuple[NodeRef, ...]:
+    """The operators of tau steps before that serve a transfer's model where the transfer brings it."""
+    tau = graph.rpeg.staleness.get(node.model or "", 0)
+    if node.kind is NodeKind.OP or tau == 0 or node.step < tau:
+        return ()
+    found = []
+    for position, index in enumerate(indices[node.step - tau]):
+        other = graph.nodes[index]
+        here = (other.allocation, other.layout) == (node.allocation, node.layout)
+        if here and other.kind is NodeKind.OP and node.model in other.models:
+            found.append((tau, position))
+    return tuple(found)
+
+
 def _shape(steps: list[_Step], k: int, reads: ArtifactReads) -> StepShape:
     """The shape of step ``k``; the last of ``steps`` stands for all that follow."""
     step = steps[k]
     writes = tuple(reads.writes(node) for node in step.nodes)
     successors: list[list[NodeRef]] = [[] for _ in step.nodes]
+    vacated: list[list[NodeRef]] = [[] for _ in step.nodes]
     readers: list[dict[str, list[NodeRef]]] = [{container: [] for container in made} for made in writes]
     for ahead in range(len(steps)):  # nothing reaches back further than to step 0
         later = steps[min(k + ahead, len(steps) - 1)]
-        for position, (before, inputs) in enumerate(zip(later.predecessors, later.reads, strict=True)):
+        for position, (before, serving, inputs) in enumerate(
+            zip(later.predecessors, later.vacating, later.reads, strict=True)
+        ):
             for distance, other in before:
                 if distance == ahead:
                     successors[other].append((ahead, position))
+            for distance, other in serving:
+                if distance == ahead:
+                    vacated[other].append((ahead, position))
             for distance, other, container in inputs:
                 if distance == ahead and other >= 0:
                     readers[other][container].append((ahead, position))
@@ -231,6 +260,8 @@ def _shape(steps: list[_Step], k: int, reads: ArtifactReads) -> StepShape:
         nodes=step.nodes,
         predecessors=step.predecessors,
         successors=tuple(map(tuple, successors)),
+        vacating=step.vacating,
+        vacated=tuple(map(tuple, vacated)),
         reads=step.reads,
         writes=writes,
         readers=tuple(tuple(map(tuple, by_container.values())) for by_container in readers),

@@ -13,13 +13,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rpeg_core.costing.memory import serving_copies
 from rpeg_core.ir import ContainerKind, Role
 from rpeg_core.passes.lower import NodeKind
+from rpeg_core.planning.assignment import Assignment, Layout
 from rpeg_core.runtime.engine import Engine
 from rpeg_core.runtime.protocol import Artifact, Dispatch, NodeFinished, Pause, Proceed, Release, Stop
 from rpeg_core.runtime.window import Window
+from rpeg_core.spec.machine import Allocation
 from rpeg_core.testing.strategies import Configuration, configurations
-from rpeg_core.testing.toys import SKEWED, on, toy_actor_critic, toy_plan, toy_ppo, toy_workload
+from rpeg_core.testing.toys import SKEWED, on, toy_actor_critic, toy_mini, toy_plan, toy_ppo, toy_workload
 
 EXECUTIONS = 1000
 
@@ -30,10 +33,27 @@ class Cluster:
 
     window: Window
     updates: dict[Artifact, int] = attrs.field(factory=dict)
+    most: dict[tuple[str, Allocation, Layout | None], int] = attrs.field(factory=dict)
     served: dict[tuple[str, int], set[int]] = attrs.field(factory=dict)
+    moving: dict[int, dict[Artifact, int]] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         self.updates.update(dict.fromkeys(self.window.initial, 0))
+
+    def count(self) -> None:
+        """Versions that transfers brought, or are bringing, to each place: the most there were at one time."""
+        graph, found = self.window.rpeg, {}
+        for contents in (self.updates, *self.moving.values()):
+            for artifact, version in contents.items():
+                model = graph.container(artifact.container).model
+                if model is not None and not self.is_trained(artifact):
+                    found.setdefault((model, artifact.allocation, artifact.layout), set()).add(version)
+        for place, versions in found.items():
+            self.most[place] = max(self.most.get(place, 0), len(versions))
+
+    def is_trained(self, artifact: Artifact) -> bool:
+        """Whether training made it, so that it is the trainer's own."""
+        return artifact.node >= 0 and self.window.node(*self.window.locate(artifact.node)).kind is NodeKind.OP
 
     def run(self, dispatch: Dispatch) -> dict[Artifact, int]:
         """What a node makes of what is there."""
@@ -72,6 +92,9 @@ def execute(
         for instruction in out:
             if isinstance(instruction, Dispatch):
                 made = cluster.run(instruction)
+                if instruction.node.kind is not NodeKind.OP:
+                    cluster.moving[instruction.node.index] = made
+                cluster.count()
                 running[instruction.node.index] = (now + draw.choice((0.0, 0.5, draw.uniform(0, 2))), made)
             elif isinstance(instruction, Release):
                 del cluster.updates[instruction.artifact]
@@ -89,6 +112,7 @@ def execute(
         assert running, "deadlock"
         index = min(running, key=lambda i: (running[i][0], i))
         now, made = running.pop(index)
+        cluster.moving.pop(index, None)
         cluster.updates.update(made)
         out = engine.handle(NodeFinished(index, now))
 
@@ -99,6 +123,9 @@ def test_no_consumer_sees_another_version_than_its_own(case: Configuration, step
     cluster = Cluster(Window(case.rpeg, case.plan, case.workload))
     execute(cluster, steps, seed)
     assert cluster.wrong() == []
+    for (model, *_), versions in cluster.most.items():
+        if case.rpeg.staleness.get(model, 0):
+            assert versions <= serving_copies(case.rpeg, model)
     users = [op for op in case.rpeg.operators if op.model is not None and case.rpeg.model(op.model).trainable]
     assert len(cluster.served) == steps * len(users)
 
@@ -128,6 +155,24 @@ def test_the_bound_holds_across_kills_and_resumes(
         cluster.updates = updates
     else:
         raise AssertionError("the last run was not killed and must end")
+
+
+@pytest.mark.parametrize("tau", [1, 2])
+@pytest.mark.parametrize(
+    ("serving", "training"),
+    [(on(0, 2), on(0, 2, tensor=2)), (on(0, 2), on(2, 4)), (on(0, 4), on(2, 4))],
+    ids=["other layout", "elsewhere", "overlapping"],
+)
+def test_a_place_keeps_as_many_versions_as_memory_is_planned_for(
+    serving: Assignment, training: Assignment, tau: int
+) -> None:
+    graph = toy_mini(tau=tau)
+    plan = toy_plan(actor_generation=serving, actor_training=training)
+    for seed in range(20):
+        cluster = Cluster(Window(graph, plan, toy_workload()))
+        execute(cluster, 8, seed)
+        most = cluster.most["actor", serving.allocation, serving.layout]
+        assert most == tau if serving.allocation == training.allocation else most <= tau
 
 
 @pytest.mark.slow

@@ -15,8 +15,8 @@ from megatron_world import run_world
 from rpeg_plugin_megatron.dataset import Limits, open_data
 from rpeg_plugin_megatron.huggingface import reader
 from rpeg_plugin_megatron.installations import first_weights
-from rpeg_plugin_megatron.sampling import Sampling
 from rpeg_plugin_megatron.session import open_session
+from rpeg_plugin_megatron.settings import Sampling
 from rpeg_plugin_megatron.shards import Fragment
 
 from rpeg_core.planning.assignment import Assignment

@@ -16,7 +16,7 @@ from rpeg_plugin_megatron.huggingface import reader
 from rpeg_plugin_megatron.initial import fill
 from rpeg_plugin_megatron.model import build_shard
 from rpeg_plugin_megatron.rows import join, left_pad, position_ids, prompt_mask, response_mask, row_mask
-from rpeg_plugin_megatron.sampling import Sampling
+from rpeg_plugin_megatron.settings import Sampling
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from rpeg_core.planning.assignment import Layout

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from rpeg_plugin_megatron.sampling import Sampling, choose, filter_logits, uniforms
+from rpeg_plugin_megatron.sampling import choose, filter_logits, uniforms
+from rpeg_plugin_megatron.settings import Sampling
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from rpeg_core.errors import SettingsError

@@ -20,7 +20,7 @@ from rpeg_plugin_megatron.huggingface import export, reader
 from rpeg_plugin_megatron.initial import fill
 from rpeg_plugin_megatron.model import build_shard
 from rpeg_plugin_megatron.rows import join, left_pad, position_ids, prompt_mask, response_mask, right_pad, row_mask
-from rpeg_plugin_megatron.sampling import Sampling
+from rpeg_plugin_megatron.settings import Sampling
 from rpeg_plugin_megatron.tokenizer import load_tokenizer
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -167,44 +167,42 @@ def test_a_stale_session_is_proved_by_its_trace_and_goes_on_from_a_checkpoint(tm
                 assert abs(found - value) <= TOLERANCE * max(abs(value), SMALL), f"{operator}/{metric} of step {step}"
 
 
-def _most_copies(rank: int, world: int, plan: Plan, steps: int) -> dict[str, int]:
-    """Model -> the most versions that this rank kept beside the trainer's, before the run comes to its end.
+def _most_copies(rank: int, world: int, plan: Plan, steps: int, every: int | None) -> dict[str, float]:
+    """Model -> the most copies of its weights that were in this rank's device memory beside the trainer's own.
 
-    At the end trainers keep what the steps after it would be served with.
+    Counted by their storages after every node. Pauses are those of checkpoints.
     """
     from rpeg_plugin_megatron.worker import Worker
 
     worker = Worker(rank, world, plan, settings())
     worker.setup()
-    most: dict[str, int] = {}
+    most: dict[str, float] = {}
 
     def count(node: Any, answer: Any) -> None:
-        for model, tau in plan.rpeg.staleness.items():
-            if node.step >= steps - tau - 1:
-                continue
-            kept = sum(len(item.kept()) for (name, _), item in worker.installations.items() if name == model)
-            most[model] = max(most.get(model, 0), kept)
+        for model in plan.rpeg.staleness:
+            copies = 0.0
+            for (name, _), item in worker.installations.items():
+                if name == model:
+                    storages = {t.untyped_storage().data_ptr() for version in item.copies for t in version}
+                    copies += len(storages) / len(list(item.shard.module.parameters()))
+            most[model] = max(most.get(model, 0.0), copies)
 
-    drive(worker, Engine(worker.window, steps), count)
+    drive(worker, Engine(worker.window, steps, pause_every=every), count)
     worker.close()
     return most
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tau", [1, 2])
-@pytest.mark.parametrize(
-    ("places", "early"),
-    [(APART, 0), ({"": at("0")}, 0), (OTHER_LAYOUT, 1)],
-    ids=["apart", "one worker", "other layout"],
-)
-def test_a_serving_worker_keeps_as_many_versions_as_the_memory_model_counts(
-    places: dict[str, Assignment], early: int, tau: int
+@pytest.mark.parametrize(("tau", "every"), [(1, None), (2, None), (1, 2), (2, 3)])
+@pytest.mark.parametrize("places", [APART, {"": at("0")}, OTHER_LAYOUT], ids=["apart", "one worker", "other layout"])
+def test_a_worker_keeps_as_many_versions_as_the_memory_model_counts(
+    places: dict[str, Assignment], tau: int, every: int | None
 ) -> None:
-    """``early``: a version that is redistributed before the oldest one was served for the last time."""
+    """Between checkpoints, around them and at the end of the run."""
     plan = plan_of(("grpo", places, {"actor": tau}, {}))
-    found = run_world(_most_copies, ranks_of(plan), plan, 8)
+    found = run_world(_most_copies, ranks_of(plan), plan, 8, every)
     serving = plan.assignments["actor_generation"].allocation
-    copies = serving_copies(plan.rpeg, "actor")
-    assert copies == tau
     for rank, most in enumerate(found):
-        assert most["actor"] == (copies + early if serving.start <= rank < serving.stop else 0)
+        allowed = serving_copies(plan.rpeg, "actor") if serving.start <= rank < serving.stop else 0
+        assert most["actor"] <= allowed
+        assert most["actor"] == allowed or tau > 1, "the rule counts copies that are there"

@@ -10,7 +10,7 @@ from rpeg_plugin_megatron.tokenizer import PRINTABLE, character_tokenizer, load_
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from rpeg_core.errors import BackendError, SettingsError
+from rpeg_core.errors import DataError, SettingsError
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}\n"
@@ -59,7 +59,7 @@ def test_the_printable_alphabet_keeps_any_text_of_it() -> None:
 
 
 def test_a_character_outside_the_alphabet_is_named() -> None:
-    with pytest.raises(BackendError, match=r"character 'x' of '1x' is not in the alphabet\n  allowed: '01'"):
+    with pytest.raises(DataError, match=r"character 'x' of '1x' is not in the alphabet\n  allowed: '01'"):
         character_tokenizer("01").encode("1x")
     with pytest.raises(SettingsError, match="different characters"):
         character_tokenizer("00")
@@ -79,9 +79,9 @@ def test_a_folder_encodes_decodes_and_renders_as_transformers_does(folder: Path,
 
 
 def test_a_template_that_refuses_and_one_that_is_missing_say_so(folder: Path) -> None:
-    with pytest.raises(BackendError, match="no such role"):
+    with pytest.raises(DataError, match="no such role"):
         load_tokenizer(folder).chat([{"role": "refuse", "content": ""}])
-    with pytest.raises(BackendError, match="has no chat template"):
+    with pytest.raises(SettingsError, match="has no chat template"):
         character_tokenizer("01").chat([{"role": "user", "content": "0"}])
 
 
@@ -99,23 +99,34 @@ def test_without_a_pad_token_the_end_token_pads(folder: Path) -> None:
 
 
 def test_a_folder_without_a_tokenizer_or_an_end_is_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(BackendError, match="no such folder"):
+    with pytest.raises(SettingsError, match="no such folder"):
         open_tokenizer("nowhere", base_dir=tmp_path)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(BackendError, match=r"it has no tokenizer\.json"):
+    with pytest.raises(SettingsError, match=r"it has no tokenizer\.json"):
         load_tokenizer(tmp_path / "empty")
     (folder / "tokenizer_config.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(BackendError, match="has no end token"):
+    with pytest.raises(SettingsError, match="has no end token"):
         load_tokenizer(folder)
     (folder / "tokenizer.json").write_text("[]", encoding="utf-8")
-    with pytest.raises(BackendError, match=r"tokenizer\.json cannot be read"):
+    with pytest.raises(DataError, match=r"tokenizer\.json cannot be read"):
         load_tokenizer(folder)
+
+
+def test_a_template_gets_no_date(folder: Path) -> None:
+    """Llama 3's template falls back to a fixed date where there is no clock; one that insists is refused."""
+    path = folder / "chat_template.jinja"
+    path.write_text("{% if strftime_now is defined %}{{ strftime_now('%d') }}{% else %}26 Jul 2024{% endif %}")
+    assert load_tokenizer(folder).chat([{"role": "user", "content": "what"}]) == "26 Jul 2024"
+    path.write_text("Today is {{ strftime_now('%d %b %Y') }}.")
+    with pytest.raises(SettingsError) as caught:
+        load_tokenizer(folder).chat([{"role": "user", "content": "what"}])
+    assert "writes today's date into the prompts (strftime_now)" in str(caught.value)
 
 
 @pytest.mark.parametrize("template", ["{% for %}", "{{ 5 + messages[0].content }}", "{{ messages[3].content }}"])
 def test_a_template_that_cannot_be_rendered_is_named(folder: Path, template: str) -> None:
     (folder / "chat_template.jinja").write_text(template)
-    with pytest.raises(BackendError, match=r"the chat template of .* cannot render"):
+    with pytest.raises(DataError, match=r"the chat template of .* cannot render"):
         load_tokenizer(folder).chat([{"role": "user", "content": "what"}])
 
 

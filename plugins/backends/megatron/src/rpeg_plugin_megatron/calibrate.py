@@ -28,6 +28,7 @@ from rpeg_core.calibration.measurements import (
 )
 from rpeg_core.errors import BackendError
 from rpeg_core.spec.software import Software
+from rpeg_plugin_megatron import host
 from rpeg_plugin_megatron.calibrate_points import points
 
 __all__ = ["measure"]
@@ -44,8 +45,8 @@ def measure(request: CalibrationRequest) -> Measurements:
         KeyboardInterrupt: no process is left behind.
     """
     began = time.monotonic()
-    cpu = request.device == "cpu" or (request.device == "auto" and not _gpus())
-    devices = _cores() if cpu else max(1, _gpus())
+    cpu = request.device == "cpu" or (request.device == "auto" and not host.shown_gpus())
+    devices = host.cores() if cpu else max(1, host.shown_gpus())
     ranks = min(2, devices)
     found = _Found()
     with (
@@ -204,14 +205,6 @@ def _forward(output: IO[str], arrived: queue.Queue[str | None]) -> None:
 def _failure(rank: int, folder: Path) -> BackendError:
     last = (folder / f"rank-{rank}.log").read_text(errors="replace").strip().splitlines()[-3:]
     return BackendError(f"measuring process {rank} failed", facts=last or ["it said nothing"])
-
-
-def _gpus() -> int:
-    return len(list(Path("/dev").glob("nvidia[0-9]*")))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _memory_bytes() -> int:

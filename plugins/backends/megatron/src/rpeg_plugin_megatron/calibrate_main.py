@@ -33,7 +33,7 @@ from rpeg_plugin_megatron.groups import PlaceGroups, build_groups
 from rpeg_plugin_megatron.initial import fill, random_reader
 from rpeg_plugin_megatron.model import ModelShard, build_shard
 from rpeg_plugin_megatron.places import Place
-from rpeg_plugin_megatron.sampling import Sampling
+from rpeg_plugin_megatron.settings import Sampling
 from rpeg_plugin_megatron.train import Trainer
 
 __all__ = ["main"]

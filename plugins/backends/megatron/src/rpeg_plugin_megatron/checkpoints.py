@@ -40,6 +40,7 @@ _FREE = frozenset(
         "launcher",
         "listen",
         "node_timeout_s",
+        "oversubscribe",
         "recompute",
         "setup_timeout_s",
         "steps",

@@ -7,6 +7,9 @@ that is longer than the workload says is an error, never cut silently.
 Which rows a step has follows from (seed, step) alone: a file is read in epochs, each in an order drawn from (seed,
 epoch), and a task draws each prompt from (seed, step, index). So a run resumes without a data position to restore, and
 every rank makes its own rows.
+
+torch is imported where rows become tensors only: the controller reads the data too, to find mistakes before it starts
+workers.
 """
 
 from __future__ import annotations
@@ -14,17 +17,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import attrs
 import numpy as np
-import torch
 
-from rpeg_core.errors import BackendError, DataError, ExperimentError, SettingsError
-from rpeg_plugin_megatron import rows as rows_of
+from rpeg_core.errors import DataError, ExperimentError, SettingsError
 from rpeg_plugin_megatron.rewards import Reward, load_reward
 from rpeg_plugin_megatron.tasks import Task, task_named
 from rpeg_plugin_megatron.tokenizer import PRINTABLE, Tokenizer, open_tokenizer
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Batch", "Data", "Dataset", "FileDataset", "Limits", "TaskDataset", "open_data"]
 
@@ -61,10 +65,14 @@ class Dataset(Protocol):
 
     Attributes:
         largest_id: of the tokens of all rows, padding left out.
+        equal_pairs: where the chosen response is the rejected one, so that there is nothing to prefer.
     """
 
     @property
     def largest_id(self) -> int: ...
+
+    @property
+    def equal_pairs(self) -> tuple[str, ...]: ...
 
     def batch(self, step: int, start: int, stop: int) -> Batch:
         """Prompts ``start`` to ``stop`` (excluded) of RL step ``step``."""
@@ -129,6 +137,10 @@ class Data:
             SettingsError: no reward function is named.
             ExecutionError: the function raised or returned no finite number.
         """
+        import torch
+
+        from rpeg_plugin_megatron import rows as rows_of
+
         reward = self.require_reward()
         scores = []
         for index, response in enumerate(responses.cpu()):
@@ -167,9 +179,8 @@ def open_data(
         base_dir: where relative paths start.
 
     Raises:
-        SettingsError: neither or both of data and task are given, or a name is not known.
-        BackendError: the tokenizer cannot be opened.
-        DataError: a line of the file cannot be used.
+        SettingsError: neither or both of data and task are given, a name is not known, or the tokenizer cannot be used.
+        DataError: a line of the file cannot be used, or lacks what a reward function of this package reads.
         ExperimentError: the task does not fit the workload.
     """
     if (data is None) == (task is None):
@@ -186,13 +197,20 @@ def open_data(
     )
     answered = not pairs and all("answer" in line.row for line in dataset.lines)
     path = reward or ("rpeg_plugin_megatron.rewards:exact_match" if answered else None)
-    return Data(dataset=dataset, tokenizer=opened, reward=None if path is None else load_reward(path))
+    function = None if path is None else load_reward(path)
+    if function is not None and not pairs:
+        for line in dataset.lines:
+            problem = function.problem(line.row)
+            if problem is not None:
+                raise DataError(f"{line.where} {problem}", facts=[f"needed by: reward {function.path}"])
+    return Data(dataset=dataset, tokenizer=opened, reward=function)
 
 
 @attrs.frozen(eq=False)
 class _Line:
-    """One prepared line of a file."""
+    """One prepared line of a file, or row of a task; ``where`` it is, for errors."""
 
+    where: str
     text: str
     prompt: tuple[int, ...]
     responses: tuple[tuple[int, ...], ...]
@@ -249,6 +267,10 @@ class FileDataset:
     def largest_id(self) -> int:
         return max(max(ids) for line in self.lines for ids in (line.prompt, *line.responses))
 
+    @property
+    def equal_pairs(self) -> tuple[str, ...]:
+        return tuple(line.where for line in self.lines if line.responses and len(set(line.responses)) == 1)
+
     def indices(self, step: int, start: int, stop: int) -> list[int]:
         """Lines behind prompts ``start`` to ``stop`` of a step, counted from 0."""
         orders: dict[int, np.ndarray] = {}
@@ -283,16 +305,21 @@ class TaskDataset:
 
         Raises:
             ExperimentError: the task does not fit ``limits``.
-            BackendError: the tokenizer does not write one token per character.
+            SettingsError: the tokenizer does not write one token per character.
         """
-        if any(len(tokenizer.encode(character)) != 1 for character in task.alphabet):
-            raise BackendError(
+        missing = set() if tokenizer.alphabet is None else set(task.alphabet) - set(tokenizer.alphabet)
+        if missing or any(len(tokenizer.encode(character)) != 1 for character in task.alphabet):
+            raise SettingsError(
                 f"tokenizer {tokenizer.source!r} does not write each of {task.alphabet!r} as one token",
                 facts=[f"needed by: task {task.name!r}"],
                 hint="set megatron.tokenizer to characters",
             )
         symbols = task.symbols(limits.prompt_tokens, limits.response_tokens)
         return cls(task=task, tokenizer=tokenizer, limits=limits, seed=seed, symbols=symbols, pairs=pairs)
+
+    @property
+    def equal_pairs(self) -> tuple[str, ...]:
+        return ()
 
     @property
     def largest_id(self) -> int:
@@ -307,6 +334,7 @@ class TaskDataset:
         encode, end = self.tokenizer.encode, self.tokenizer.end_id
         answers = (example.answer, example.rejected) if self.pairs else ()
         return _Line(
+            f"prompt {index} of step {step} of task {self.task.name}",
             example.prompt,
             tuple(encode(example.prompt)),
             tuple((*encode(answer), end) for answer in answers),
@@ -315,6 +343,8 @@ class TaskDataset:
 
 
 def _batch(lines: Sequence[_Line], pad_id: int, limits: Limits) -> Batch:
+    from rpeg_plugin_megatron import rows as rows_of
+
     prompts = rows_of.left_pad([line.prompt for line in lines], limits.prompt_tokens, pad_id)
     pairs = None
     if lines and lines[0].responses:
@@ -354,7 +384,7 @@ class _LineReader:
             )
         self._fits("prompt", ids, "prompt_tokens", self.limits.prompt_tokens)
         responses = [self._response(row, key) for key in ("chosen", "rejected")] if pairs else []
-        return _Line(prompt, tuple(ids), tuple(responses), row)
+        return _Line(self.where, prompt, tuple(ids), tuple(responses), row)
 
     def _prompt(self, row: Mapping[str, Any]) -> str:
         if "prompt" not in row:
@@ -391,7 +421,7 @@ class _LineReader:
         """The result of ``call``, its error with this line's place."""
         try:
             return call()
-        except BackendError as error:
+        except DataError as error:
             raise DataError(error.what, facts=[f"in: {self.where}", *error.facts], hint=error.hint) from error
 
     def _fits(self, what: str, ids: Sequence[int], key: str, most: int) -> None:

@@ -26,7 +26,8 @@ from torch import Tensor
 from rpeg_plugin_megatron import rows as rows_of
 from rpeg_plugin_megatron.layers import KVCache, attached
 from rpeg_plugin_megatron.model import HeadOutputs, ModelShard
-from rpeg_plugin_megatron.sampling import Sampling, choose, uniforms
+from rpeg_plugin_megatron.sampling import choose, uniforms
+from rpeg_plugin_megatron.settings import Sampling
 
 __all__ = ["Decoding", "Generated", "generate"]
 

@@ -3,7 +3,9 @@
 A version is a set of tensors, one for each parameter of this rank. To *bind* a version is to point the module's
 parameters at its tensors; nothing is copied. A serving installation holds the versions that were delivered to it and
 that something still reads, usually one, and no storage otherwise. The tensors of the version that is being trained
-belong to the trainer, which overwrites them in place; if that version is still awaited, it is copied first.
+belong to the trainer, which overwrites them in place; if that version is still awaited, it is copied first: on the
+device where operators serve from it there, which is what planned memory counts, and else, where it only waits for its
+transfer, into the host's memory.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ class Installation:
         model: its name in the graph.
         place: where.
         changes: whether it gets new versions, i.e. is not frozen.
+        serves: whether operators other than its training use it here.
         shard: this rank's part, just built: its parameters have storage of their own.
 
     Attributes:
@@ -45,8 +48,8 @@ class Installation:
         fragments: what this rank holds, in the order of :meth:`views`.
     """
 
-    def __init__(self, model: str, place: Place, shard: ModelShard, *, changes: bool) -> None:
-        self.model, self.place, self.shard, self.changes = model, place, shard, changes
+    def __init__(self, model: str, place: Place, shard: ModelShard, *, changes: bool, serves: bool) -> None:
+        self.model, self.place, self.shard, self.changes, self.serves = model, place, shard, changes, serves
         self.trainer: Trainer | None = None
         self.trained: int | None = None
         self._parameters = list(shard.module.parameters())
@@ -55,6 +58,7 @@ class Installation:
         self.fragments: tuple[Fragment, ...] = tuple(fragment for fragment, _ in shard.fragments)
         self._own: tuple[Tensor, ...] | None = None
         self._versions: dict[int, tuple[Tensor, ...]] = {}
+        self._aside: dict[int, tuple[Tensor, ...]] = {}  # in the host's memory
         self._bound: int | None = None
         self._unbind()
 
@@ -62,12 +66,17 @@ class Installation:
     def versions(self) -> tuple[int, ...]:
         """What is here, ascending."""
         trained = () if self.trained is None else (self.trained,)
-        return tuple(sorted({*self._versions, *trained}))
+        return tuple(sorted({*self._versions, *self._aside, *trained}))
+
+    @property
+    def copies(self) -> tuple[tuple[Tensor, ...], ...]:
+        """The versions that are kept in the device's memory beside the trainer's."""
+        return tuple(self._versions.values())
 
     @property
     def bytes(self) -> int:
-        """Size of all versions that are kept beside the trainer's."""
-        return sum(tensor.numel() * tensor.element_size() for kept in self._versions.values() for tensor in kept)
+        """Size of all versions that are kept beside the trainer's, wherever they lie."""
+        return sum(tensor.numel() * tensor.element_size() for kept in self.kept().values() for tensor in kept)
 
     def train_with(self, make: Callable[[ModelShard], Trainer], version: int = 0) -> None:
         """Give a version to the trainer that ``make`` wraps around the shard; collective over the place.
@@ -86,11 +95,6 @@ class Installation:
             device, dtype = self.shard.device.torch, self.shard.dtype
             self._versions[version] = tuple(torch.empty(shape, device=device, dtype=dtype) for shape in self._shapes)
         return self.views(version)
-
-    def scratch(self) -> list[Tensor]:
-        """Storage for a version that nobody will use."""
-        device, dtype = self.shard.device.torch, self.shard.dtype
-        return [torch.empty(fragment.size, device=device, dtype=dtype) for fragment in self.fragments]
 
     def fill(self, version: int, read: Callable[[Fragment], Tensor]) -> None:
         """Install a version from a source of boxes."""
@@ -119,12 +123,13 @@ class Installation:
         """
         if self._own is not None and version == self.trained:
             return self._own
-        if version not in self._versions:
+        kept = self.kept()
+        if version not in kept:
             raise ExecutionError(
                 f"version {version} of model {self.model!r} is not at {self.place}",
                 facts=[f"this rank has versions: {', '.join(map(str, self.versions)) or 'none'}"],
             )
-        return self._versions[version]
+        return kept[version]
 
     def bind(self, version: int) -> ModelShard:
         """The shard with the weights of a version.
@@ -141,8 +146,8 @@ class Installation:
 
     def keep(self) -> None:
         """Copy the version that is trained, because something will read it after the next update."""
-        if self.trained is not None and self.trained not in self._versions:
-            self._versions[self.trained] = tuple(tensor.clone() for tensor in self.tensors(self.trained))
+        if self.trained is not None and self.trained not in self.kept():
+            self._keep(self.trained, self.tensors(self.trained))
 
     def advance(self) -> int:
         """The trainer has made the next version out of the one it had; returns its number."""
@@ -155,21 +160,27 @@ class Installation:
 
     def release(self, version: int) -> None:
         """Give the storage of a version back; that of the trainer stays, and what is not here is passed over."""
+        self._aside.pop(version, None)
         if self._versions.pop(version, None) is not None and self._bound == version:
             self._unbind()
 
     def restore(self, versions: Mapping[int, Sequence[Tensor]], trained: int | None) -> None:
         """Take back versions that :meth:`kept` gave; the trainer restores its own tensors."""
-        self._versions = {
-            version: tuple(tensor.to(self.shard.device.torch).clone() for tensor in tensors)
-            for version, tensors in versions.items()
-        }
+        self._versions, self._aside = {}, {}
         self.trained = trained
+        for version, tensors in versions.items():
+            self._keep(version, tensors)
         self._unbind()
 
     def kept(self) -> Mapping[int, tuple[Tensor, ...]]:
         """All versions but the trainer's, for a checkpoint."""
-        return dict(self._versions)
+        return self._versions | self._aside
+
+    def _keep(self, version: int, tensors: Sequence[Tensor]) -> None:
+        """A copy of a version, where it belongs."""
+        here = self.serves or self.trained is None
+        kept, device = (self._versions, self.shard.device.torch) if here else (self._aside, torch.device("cpu"))
+        kept[version] = tuple(tensor.detach().to(device, copy=True) for tensor in tensors)
 
     def _unbind(self) -> None:
         """Point the parameters at the trainer's tensors, or at nothing."""

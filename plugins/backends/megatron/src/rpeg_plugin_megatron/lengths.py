@@ -7,7 +7,6 @@ is told when all of its responses are finished, so that what is known at any tim
 from __future__ import annotations
 
 import contextlib
-import glob
 import math
 import os
 import tempfile
@@ -25,7 +24,9 @@ from rpeg_core.planning.structures import Structure
 from rpeg_core.runtime.lengths import LengthsRequest, Response
 from rpeg_core.runtime.window import Window
 from rpeg_core.spec.machine import Allocation, DeviceSpace
+from rpeg_plugin_megatron import host
 from rpeg_plugin_megatron.crew import Crew, Lost
+from rpeg_plugin_megatron.inputs import open_inputs
 from rpeg_plugin_megatron.launcher import launcher_for
 from rpeg_plugin_megatron.layouts import check_layout
 from rpeg_plugin_megatron.messages import Execute, Measured
@@ -37,9 +38,6 @@ WORKER = "rpeg_plugin_megatron.lengths_worker:LengthsWorker"
 
 ROUND_ROWS = {"cpu": 8, "cuda": 64}
 """Responses of a replica that are decoded together: on a CPU more take longer, on a GPU they are almost free."""
-
-WIDTH = 4
-"""Bytes of a weight on a CPU."""
 
 MEMORY_SHARE = 0.8
 """Of the free memory of the machine, for the weights of all workers."""
@@ -54,6 +52,7 @@ def profile_lengths(request: LengthsRequest, settings: Settings) -> None:
         RpegError: what a worker raised on purpose when it was set up.
     """
     plan = profile_plan(request, settings)
+    open_inputs(plan, settings)  # mistakes are found before workers are started
     with contextlib.ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rpeg-logs-")))
         launcher = launcher_for(settings, logs, os.environ)
@@ -103,7 +102,7 @@ def profile_plan(request: LengthsRequest, settings: Settings) -> Plan:
         BackendError: the workers cannot be arranged like that.
     """
     (operator,), (model,) = request.graph.operators, request.graph.models
-    gpus = _gpus(settings)
+    gpus = host.gpus(settings)
     workers = request.workers or max(_room(model, gpus, request.tensor) // request.tensor, 1) * request.tensor
     if workers % request.tensor:
         raise BackendError(
@@ -133,15 +132,6 @@ def profile_plan(request: LengthsRequest, settings: Settings) -> Plan:
     )
 
 
-def _gpus(settings: Settings) -> int:
-    """GPUs that this machine shows, 0 when the workers compute on CPUs; torch is for the workers to import."""
-    if settings.device == "cpu":
-        return 0
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    found = len(glob.glob("/dev/nvidia[0-9]*"))
-    return found if shown is None else min(found, len([name for name in shown.split(",") if name.strip()]))
-
-
 def _room(model: Model, gpus: int, tensor: int) -> int:
     """Workers that this machine has devices for, and on CPUs memory.
 
@@ -150,24 +140,13 @@ def _room(model: Model, gpus: int, tensor: int) -> int:
     """
     if gpus:
         return gpus
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    free, weights = _available_bytes(), WIDTH * model.spec.total_parameters
+    free, weights = host.available_bytes(), host.WIDTHS["fp32"] * model.spec.total_parameters
     if free is None:
-        return cores
+        return host.cores()
     if weights > free:
         raise BackendError(
             f"the weights of model {model.name!r} do not fit the memory of this machine",
             facts=[f"they need {weights / 1e9:.1f} GB in FP32, {free / 1e9:.1f} GB are free, and there is no GPU"],
             hint="measure on a machine with GPUs, with --workers on how many, or with a smaller model",
         )
-    return max(1, min(cores, tensor * int(MEMORY_SHARE * free / weights)))
-
-
-def _available_bytes() -> int | None:
-    """Memory that can be had without swapping, file caches included; None where the system does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    sizes = {name: value for name, _, value in (line.partition(":") for line in lines)}
-    return int(sizes["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in sizes else None
+    return max(1, min(host.cores(), tensor * int(MEMORY_SHARE * free / weights)))

@@ -39,7 +39,7 @@ from rpeg_plugin_megatron.generate import Decoding
 from rpeg_plugin_megatron.groups import Place, PlaceGroups
 from rpeg_plugin_megatron.model import ModelShard
 from rpeg_plugin_megatron.regroup import RowShape, home_rows
-from rpeg_plugin_megatron.sampling import Sampling
+from rpeg_plugin_megatron.settings import Sampling
 from rpeg_plugin_megatron.store import RowsValue
 from rpeg_plugin_megatron.train import Trainer, Update
 

@@ -36,6 +36,19 @@ class Reward:
     path: str
     function: Callable[[str, str, Mapping[str, Any]], float]
 
+    def problem(self, row: Mapping[str, Any]) -> str | None:
+        """What a row lacks that a function of this module reads, in words; of other functions nothing is known."""
+        if self.function not in (exact_match, last_number, matching_characters):
+            return None
+        if "answer" not in row:
+            return f"has no key 'answer', only {', '.join(map(repr, row)) or 'none'}"
+        try:
+            if self.function is last_number:
+                float(row["answer"])
+        except (TypeError, ValueError):
+            return f"has the answer {row['answer']!r}, which is not a number"
+        return None
+
     def __call__(self, prompt: str, response: str, row: Mapping[str, Any]) -> float:
         """The score of one response.
 

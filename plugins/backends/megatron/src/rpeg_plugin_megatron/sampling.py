@@ -13,52 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import attrs
 import numpy as np
 import torch
 from torch import Tensor
 
-from rpeg_core.errors import SettingsError
+from rpeg_plugin_megatron.settings import Sampling
 
-__all__ = ["Sampling", "choose", "filter_logits", "uniforms"]
+__all__ = ["choose", "filter_logits", "uniforms"]
 
 _WORD = 2**64
-
-
-@attrs.frozen(kw_only=True)
-class Sampling:
-    """How tokens are chosen.
-
-    Attributes:
-        temperature: logits are divided by it; 0 takes the most likely token.
-        top_k: only the k most likely tokens may be chosen; 0 means all. Ties with the k-th stay.
-        top_p: only the smallest set of most likely tokens whose probability reaches top_p, after top_k; 1 means all.
-
-    Raises:
-        SettingsError: a value is out of range.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-
-    def __attrs_post_init__(self) -> None:
-        if not 0.0 <= self.temperature < float("inf"):
-            raise SettingsError(f"temperature is {self.temperature!r}", facts=["allowed: a finite number, at least 0"])
-        if self.top_k < 0:
-            raise SettingsError(f"top_k is {self.top_k!r}", facts=["allowed: an integer of at least 0 (0: all tokens)"])
-        if not 0.0 < self.top_p <= 1.0:
-            raise SettingsError(f"top_p is {self.top_p!r}", facts=["allowed: a number in (0, 1]"])
-
-    @property
-    def greedy(self) -> bool:
-        """Whether the most likely token is taken."""
-        return self.temperature == 0.0
-
-    @property
-    def logprob_temperature(self) -> float:
-        """The temperature of all log-probabilities of a run: of sampled tokens, and teacher-forced."""
-        return 1.0 if self.greedy else self.temperature
 
 
 def uniforms(seed: int, step: int, rows: Sequence[int], length: int) -> np.ndarray:

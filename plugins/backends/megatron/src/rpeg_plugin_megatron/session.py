@@ -20,6 +20,8 @@ from rpeg_plugin_megatron.checkpoints import Checkpoints, Found
 from rpeg_plugin_megatron.controller import INTERRUPTED, Controller, reason_of
 from rpeg_plugin_megatron.crew import Crew
 from rpeg_plugin_megatron.flow import due_bytes
+from rpeg_plugin_megatron.host import check_workers
+from rpeg_plugin_megatron.inputs import open_inputs
 from rpeg_plugin_megatron.launcher import launcher_for
 from rpeg_plugin_megatron.layouts import check_axes
 from rpeg_plugin_megatron.metrics import MetricsFiles, StepMetrics
@@ -42,10 +44,11 @@ class MegatronSession:
         plan: what to run.
         settings: of the backend.
         worker: dotted name of the class that does the work of a rank; tests name another.
+        notes: what whoever reads the results must know, a sentence each.
     """
 
-    def __init__(self, plan: Plan, settings: Settings, *, worker: str = WORKER) -> None:
-        self._plan, self._settings, self._worker = plan, settings, worker
+    def __init__(self, plan: Plan, settings: Settings, *, worker: str = WORKER, notes: tuple[str, ...] = ()) -> None:
+        self._plan, self._settings, self._worker, self._notes = plan, settings, worker, notes
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> MegatronSession:
@@ -72,7 +75,16 @@ class MegatronSession:
             checkpoints = self._checkpoints(request, crew.world)
             found = _resume_from(checkpoints, request, steps)
             first_step = 0 if found is None else found.step
-            header = TraceHeader(plan=plan.digest, backend="megatron", steps=steps, clock="wall", first_step=first_step)
+            header = TraceHeader(
+                plan=plan.digest,
+                backend="megatron",
+                steps=steps,
+                clock="wall",
+                first_step=first_step,
+                notes=self._notes,
+            )
+            for note in self._notes:
+                request.status(note)
             with _journal(request.output, header) as journal, _metrics(request, first_step) as write_metrics:
 
                 def step_finished(step: int, metrics: Mapping[str, float]) -> None:
@@ -254,7 +266,9 @@ def open_session(plan: Plan, settings: Settings) -> MegatronSession:
     Not a plan check (``rpeg_check_plan``): what this backend cannot execute another one may.
 
     Raises:
-        BackendError: the plan chooses what this backend cannot execute.
+        BackendError: the plan chooses what this backend cannot execute, or this machine cannot bear its workers.
+        SettingsError, DataError, ExperimentError: what a run reads cannot be used; see :func:`open_inputs`.
     """
     check_axes(plan.assignments)
-    return MegatronSession(plan, settings)
+    check_workers(plan, settings)
+    return MegatronSession(plan, settings, notes=open_inputs(plan, settings).notes)

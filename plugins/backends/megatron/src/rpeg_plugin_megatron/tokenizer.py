@@ -17,7 +17,7 @@ import attrs
 from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from rpeg_core.errors import BackendError, SettingsError
+from rpeg_core.errors import BackendError, DataError, SettingsError
 
 __all__ = ["PRINTABLE", "Tokenizer", "character_tokenizer", "load_tokenizer", "open_tokenizer"]
 
@@ -75,12 +75,12 @@ class Tokenizer:
             special: let the tokenizer add what it adds by itself, such as a first BOS token.
 
         Raises:
-            BackendError: a character tokenizer meets a character outside its alphabet.
+            DataError: a character tokenizer meets a character outside its alphabet.
         """
         if self.alphabet is not None:
             unknown = sorted(set(text) - set(self.alphabet))
             if unknown:
-                raise BackendError(
+                raise DataError(
                     f"character {unknown[0]!r} of {text!r} is not in the alphabet",
                     facts=[f"allowed: {''.join(sorted(self.alphabet))!r}"],
                     hint="name a tokenizer's folder, or `characters:` followed by the alphabet",
@@ -95,10 +95,12 @@ class Tokenizer:
         """The prompt that asks an assistant to answer ``messages`` (mappings with ``role`` and ``content``).
 
         Raises:
-            BackendError: there is no template, jinja2 is not installed, or the template refuses the messages.
+            SettingsError: there is no template.
+            BackendError: jinja2 is not installed.
+            DataError: the template refuses the messages.
         """
         if self.template is None:
-            raise BackendError(
+            raise SettingsError(
                 f"tokenizer {self.source!r} has no chat template",
                 facts=["looked for: chat_template in tokenizer_config.json, chat_template.jinja"],
                 hint="set megatron.chat_template to false and write prompts as plain text",
@@ -133,8 +135,8 @@ def open_tokenizer(reference: str, *, base_dir: Path, alphabet: str = PRINTABLE)
         alphabet: of plain ``characters``.
 
     Raises:
-        BackendError: the folder is not one of a tokenizer.
-        SettingsError: the alphabet is empty or has a character twice.
+        SettingsError: the folder is not one of a tokenizer, or the alphabet is empty or has a character twice.
+        DataError: a file of the folder cannot be read.
     """
     kind, colon, own = reference.partition(":")
     if kind == "characters":
@@ -174,12 +176,13 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     none.
 
     Raises:
-        BackendError: a file is missing or cannot be read, or no token ends a response.
+        SettingsError: the folder has no tokenizer, or no token that ends a response.
+        DataError: a file cannot be read.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
         found = "no such folder" if not folder.is_dir() else "it has no tokenizer.json"
-        raise BackendError(
+        raise SettingsError(
             f"tokenizer {str(folder)!r} cannot be opened: {found}",
             facts=["allowed: a Hugging Face folder with tokenizer.json, or `characters`"],
             hint="save it with transformers' AutoTokenizer.save_pretrained",
@@ -188,7 +191,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         backend = Backend.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
         expected = "expected: a file of the library tokenizers"
-        raise BackendError(f"{path} cannot be read: {error}", facts=[expected]) from error
+        raise DataError(f"{path} cannot be read: {error}", facts=[expected]) from error
     config, generation = _json(folder / "tokenizer_config.json"), _json(folder / "generation_config.json")
     special = {**_json(folder / "special_tokens_map.json"), **config}
     variables = {key: text for key in special if key.endswith("_token") and (text := _content(special[key]))}
@@ -196,7 +199,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     ends = _ids(generation.get("eos_token_id"))
     ends = ends or ([] if eos is None else [eos]) or _ids(_json(folder / "config.json").get("eos_token_id"))
     if not ends:
-        raise BackendError(
+        raise SettingsError(
             f"tokenizer {str(folder)!r} has no end token",
             facts=[
                 "looked for: eos_token_id in generation_config.json",
@@ -226,9 +229,9 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise BackendError(f"{path} cannot be read: {error}", facts=["expected: a JSON object"]) from error
+        raise DataError(f"{path} cannot be read: {error}", facts=["expected: a JSON object"]) from error
     if not isinstance(value, dict):
-        raise BackendError(f"{path} holds {type(value).__name__}", facts=["expected: a JSON object"])
+        raise DataError(f"{path} holds {type(value).__name__}", facts=["expected: a JSON object"])
     return value
 
 
@@ -273,7 +276,8 @@ def _render(template: str, messages: Sequence[Mapping[str, Any]], variables: Map
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    # The environment that chat templates are written for: transformers' `apply_chat_template`.
+    # The environment that chat templates are written for: transformers' `apply_chat_template`, without `strftime_now`:
+    # prompts must not depend on the day. Templates that ask whether it is there have a date of their own.
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
     )
@@ -283,8 +287,20 @@ def _render(template: str, messages: Sequence[Mapping[str, Any]], variables: Map
         return environment.from_string(template).render(
             messages=list(messages), add_generation_prompt=True, tools=None, documents=None, **variables
         )
-    except Exception as error:  # of jinja2, or of an expression in the template
-        raise BackendError(
-            f"the chat template of {source!r} cannot render {list(messages)!r}: {error}",
-            hint="look at the roles and contents of the row",
+    except jinja2.UndefinedError as error:
+        if "strftime_now" not in str(error):
+            raise _unusable(source, messages, error) from error
+        raise SettingsError(
+            f"the chat template of {source!r} writes today's date into the prompts (strftime_now)",
+            facts=["prompts that depend on the day could not be made again, e.g. by --resume"],
+            hint="write a date in place of strftime_now(...) in the template, in a copy of the folder",
         ) from error
+    except Exception as error:  # of jinja2, or of an expression in the template
+        raise _unusable(source, messages, error) from error
+
+
+def _unusable(source: str, messages: Sequence[Mapping[str, Any]], error: Exception) -> DataError:
+    return DataError(
+        f"the chat template of {source!r} cannot render {list(messages)!r}: {error}",
+        hint="look at the roles and contents of the row",
+    )

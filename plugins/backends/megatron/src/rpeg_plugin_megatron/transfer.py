@@ -155,6 +155,7 @@ def move(
     *,
     group: torch.distributed.ProcessGroup | None = None,
     bucket_bytes: int = BUCKET_BYTES,
+    device: torch.device | None = None,
 ) -> Moved:
     """Carry out a route; every rank that has a part in it calls this, with the same ``bucket_bytes``.
 
@@ -164,6 +165,7 @@ def move(
         targets: the tensors of the boxes that it wants; written in place. Those of one box have one type everywhere.
         group: torch group of all ranks concerned, the whole world by default; ranks are global ones.
         bucket_bytes: of one message.
+        device: of messages, that of the tensors by default; a version that is kept aside lies in the host's memory.
     """
     with torch.no_grad():
         for out, into in way.local:
@@ -178,6 +180,7 @@ def move(
                 sources,
                 targets,
                 group,
+                device,
             )
             for number in range(rounds)
         )
@@ -209,15 +212,16 @@ def _exchange(
     sources: Sequence[Tensor],
     targets: Sequence[Tensor],
     group: torch.distributed.ProcessGroup | None,
+    device: torch.device | None,
 ) -> int:
     """One round of messages; the number of bytes sent."""
     operations, arriving, sent = [], [], 0
     for peer, cuts in receives:
-        buffer = _buffer(cuts, targets)
+        buffer = _buffer(cuts, targets, device)
         arriving.append((buffer, cuts))
         operations.append(torch.distributed.P2POp(torch.distributed.irecv, buffer, peer, group))
     for peer, cuts in sends:
-        buffer = _buffer(cuts, sources)
+        buffer = _buffer(cuts, sources, device)
         for part, cut in _views(buffer, cuts, sources):
             part.copy_(sources[cut.item][cut.slices])
         sent += buffer.numel()
@@ -230,9 +234,9 @@ def _exchange(
     return sent
 
 
-def _buffer(cuts: Sequence[Cut], tensors: Sequence[Tensor]) -> Tensor:
+def _buffer(cuts: Sequence[Cut], tensors: Sequence[Tensor], device: torch.device | None) -> Tensor:
     size = sum(_bytes(cut, tensors) for cut in cuts)
-    return torch.empty(size, dtype=torch.uint8, device=tensors[cuts[0].item].device)
+    return torch.empty(size, dtype=torch.uint8, device=device or tensors[cuts[0].item].device)
 
 
 def _views(buffer: Tensor, cuts: Sequence[Cut], tensors: Sequence[Tensor]) -> Iterable[tuple[Tensor, Cut]]:

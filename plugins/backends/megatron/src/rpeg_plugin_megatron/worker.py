@@ -22,17 +22,14 @@ from rpeg_core.errors import BackendError, ExecutionError
 from rpeg_core.ir import ContainerKind, Role
 from rpeg_core.passes.lower import Node, NodeKind
 from rpeg_core.planning.plan import Plan
-from rpeg_core.plugins.registry import Registry
 from rpeg_core.runtime.protocol import Artifact
-from rpeg_core.runtime.semantics import Content, load_semantics
 from rpeg_core.runtime.window import Window
-from rpeg_core.settings import build_settings
 from rpeg_core.spec.execution import Recompute
 from rpeg_plugin_megatron import checkpoint, huggingface
-from rpeg_plugin_megatron.dataset import Limits, open_data
 from rpeg_plugin_megatron.device import Device, choose_device
 from rpeg_plugin_megatron.flow import Flow, Rows
 from rpeg_plugin_megatron.groups import build_groups
+from rpeg_plugin_megatron.inputs import open_inputs
 from rpeg_plugin_megatron.installations import Installation, first_weights, role_of, spec_to_run
 from rpeg_plugin_megatron.layouts import check_workload
 from rpeg_plugin_megatron.messages import Done, Execute
@@ -40,7 +37,6 @@ from rpeg_plugin_megatron.model import build_shard
 from rpeg_plugin_megatron.operators import Job, Operators, row_shape
 from rpeg_plugin_megatron.places import Place
 from rpeg_plugin_megatron.regroup import RowMover
-from rpeg_plugin_megatron.sampling import Sampling
 from rpeg_plugin_megatron.settings import Settings
 from rpeg_plugin_megatron.shards import Fragment
 from rpeg_plugin_megatron.store import RowsKey, RowsValue, Store, WeightsKey
@@ -131,42 +127,22 @@ class Worker:
         self._owns_world = True
 
     def _open_data(self) -> None:
-        plan, settings, workload = self.plan, self.settings, self.plan.workload
-        name = plan.experiment.algorithm
-        template = Registry().get("algorithm", name).record
-        values = plan.experiment.settings.get(name, {})
-        semantics = load_semantics(template)
-        inputs = [c.name for c in plan.rpeg.containers if c.kind is ContainerKind.DATA and c.name in plan.rpeg.inputs]
-        self._data = open_data(
-            data=settings.data,
-            task=settings.task,
-            tokenizer=settings.tokenizer,
-            chat_template=settings.chat_template,
-            reward=settings.reward,
-            seed=settings.seed,
-            prompts=workload.prompts,
-            limits=Limits(prompt_tokens=workload.prompt_tokens, response_tokens=workload.response_tokens),
-            pairs=any(semantics.contents[container] is Content.SEQUENCES for container in inputs),
-            base_dir=Path.cwd(),
-        )
-        if any(op.model is None for op in plan.rpeg.operators):
-            self._data.require_reward()
-        for model in plan.rpeg.models:
-            self._data.check_vocabulary(model.name, model.spec.vocab)
-        job = Job(
+        plan, workload = self.plan, self.plan.workload
+        inputs = open_inputs(plan, self.settings)
+        contents = inputs.semantics.contents
+        self._data = inputs.data
+        self._job = Job(
             graph=plan.rpeg,
-            semantics=semantics,
-            settings=build_settings(template.settings, values, where=f"settings.{name}"),
+            semantics=inputs.semantics,
+            settings=inputs.algorithm,
             workload=workload,
-            data=self._data,
-            sampling=Sampling(temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p),
-            seed=settings.seed,
+            data=inputs.data,
+            sampling=inputs.sampling,
+            seed=self.settings.seed,
             device=self.device.torch,
         )
-        self._job, self._operators = job, Operators(job)
-        self._mover = RowMover(
-            self.rank, workload, lambda name: row_shape(semantics.contents[name], workload), self.device.torch
-        )
+        self._operators = Operators(self._job)
+        self._mover = RowMover(self.rank, workload, lambda name: row_shape(contents[name], workload), self.device.torch)
 
     def _install(self) -> None:
         """Build this rank's installations; version 0 where something will read it."""
@@ -188,8 +164,13 @@ class Worker:
                 continue
             spec = spec_to_run(self.plan.experiment, model.name, model.spec)
             recompute = backward.get(key) or Recompute(self.settings.recompute if key in trained else "none")
-            shard = build_shard(spec, self._groups[key[1]], device=self.device, recompute=recompute)
-            installation = self.installations[key] = Installation(model.name, key[1], shard, changes=model.trainable)
+            shard = build_shard(spec, self._groups[place], device=self.device, recompute=recompute)
+            serves = any(
+                model.name in op.models and op.role is not Role.TRAINING and self._places[op.name] == place
+                for op in graph.operators
+            )
+            installation = Installation(model.name, place, shard, changes=model.trainable, serves=serves)
+            self.installations[key] = installation
             if key in trained or key in initial or not model.trainable:
                 installation.fill(0, first_weights(self.plan.experiment, model.name, spec, self.settings.seed))
             if key in trained:
@@ -387,9 +368,9 @@ class Worker:
             mine = self.installations[node.model, source].views(node.version)
         targets: list[torch.Tensor] = []
         if into is not None:
-            # Lowering also redistributes to a trainer, which has the version already and goes on with its own tensors.
-            targets = into.scratch() if into.trained == node.version else into.install(node.version)
-        moved = move(self._routes[key], mine, targets)
+            # Lowering also redistributes to a trainer, which has the version already: its tensors get their own values.
+            targets = into.install(node.version)
+        moved = move(self._routes[key], mine, targets, device=self.device.torch)
         if into is not None:
             self._note_weights(node, node.container, WeightsKey(node.model, target, node.version))
         return moved.elements, moved.wire_bytes
