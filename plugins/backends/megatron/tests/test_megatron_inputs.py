@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -36,7 +37,7 @@ def dpo() -> Plan:
 
 
 @pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def data(tmp_path: Path) -> Callable[..., Path]:
     """``data(row, ...)``: a file with these rows."""
 
     def write(*rows: Any) -> Path:
@@ -148,13 +149,9 @@ def test_gpus_and_widths_that_are_not_there(grpo: Plan, monkeypatch: pytest.Monk
 def test_the_command_reads_the_data_without_torch(grpo: Plan, tmp_path: Path) -> None:
     grpo.save(tmp_path / "plan.json")
     code = (
-        "import sys\nfrom rpeg_core.planning.plan import load_plan\nfrom rpeg_plugin_megatron import MEGATRON, Settings\n"
+        "import sys\nfrom rpeg_core.planning.plan import load_plan\n"
+        "from rpeg_plugin_megatron import MEGATRON, Settings\n"
         "MEGATRON.open(load_plan(sys.argv[1]), Settings(task='copy', device='cpu')); assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code, tmp_path / "plan.json"], check=True, env=_environment())
-
-
-def _environment() -> dict[str, str]:
-    import os
-
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    subprocess.run([sys.executable, "-c", code, tmp_path / "plan.json"], check=True, env=environment)
