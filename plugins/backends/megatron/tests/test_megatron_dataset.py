@@ -13,7 +13,7 @@ from rpeg_plugin_megatron.dataset import Data, Limits, open_data
 from rpeg_plugin_megatron.rows import right_pad, strip_prompt, strip_response
 from rpeg_plugin_megatron.tasks import task_named, task_names
 
-from rpeg_core.errors import DataError, ExecutionError, ExperimentError, RpegError, SettingsError
+from rpeg_core.errors import DataError, ExecutionError, ExperimentError, SettingsError
 
 
 def data_of(tmp_path: Path, rows: list[Any] | None = None, **changes: Any) -> Data:
@@ -120,7 +120,7 @@ def test_files_and_settings_that_name_nothing_are_refused(tmp_path: Path) -> Non
         ({"data": "a", "task": "copy"}, SettingsError, "both are given"),
         ({"task": "copi"}, SettingsError, "did you mean 'copy'"),
         ({"task": "copy", "limits": Limits(prompt_tokens=1, response_tokens=9)}, ExperimentError, "does not fit"),
-        ({"task": "copy", "tokenizer": "characters:012"}, RpegError, "not in the alphabet"),
+        ({"task": "copy", "tokenizer": "characters:012"}, SettingsError, "does not write each of '0123456789='"),
     ):
         with pytest.raises(error, match=expected):
             data_of(tmp_path, **changes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -36,7 +37,7 @@ def dpo() -> Plan:
 
 
 @pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def data(tmp_path: Path) -> Callable[..., Path]:
     """``data(row, ...)``: a file with these rows."""
 
     def write(*rows: Any) -> Path:
@@ -152,10 +153,5 @@ def test_the_command_reads_the_data_without_torch(grpo: Plan, tmp_path: Path) ->
         "from rpeg_plugin_megatron import MEGATRON, Settings\n"
         "MEGATRON.open(load_plan(sys.argv[1]), Settings(task='copy', device='cpu')); assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code, tmp_path / "plan.json"], check=True, env=_environment())
-
-
-def _environment() -> dict[str, str]:
-    import os
-
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    subprocess.run([sys.executable, "-c", code, tmp_path / "plan.json"], check=True, env=environment)
