@@ -131,7 +131,7 @@ def rpegs(
 
 @st.composite
 def axes_of_operators(draw: st.DrawFn, rpeg: Rpeg) -> dict[str, Axes]:
-    """For each operator the default and perhaps one or two further values of each axis that has a meaning for it."""
+    """For each operator the defaults, and a further value of two axes at most that have a meaning for it."""
     further: dict[str, tuple[Any, ...]] = {
         "cp": (2, 3),
         "ep": (2, 4),
@@ -142,12 +142,11 @@ def axes_of_operators(draw: st.DrawFn, rpeg: Rpeg) -> dict[str, Axes]:
     found = {}
     for operator in rpeg.operators:
         models = [model.spec for model in rpeg.models_of(operator.name)]
-        values = {}
-        for axis, attribute in AXES.items():
-            if applies(axis, operator.role, models) is None:
-                default = getattr(Axes(), attribute)
-                values[attribute] = (*default, *draw(st.lists(st.sampled_from(further[axis]), max_size=1)))
-        found[operator.name] = Axes(**values)
+        open_to = [axis for axis in AXES if applies(axis, operator.role, models) is None]
+        chosen = draw(st.sets(st.sampled_from(open_to), max_size=2)) if open_to else ()
+        found[operator.name] = Axes(
+            **{AXES[a]: (*getattr(Axes(), AXES[a]), draw(st.sampled_from(further[a]))) for a in sorted(chosen)}
+        )
     return found
 
 

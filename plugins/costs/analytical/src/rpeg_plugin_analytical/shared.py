@@ -65,14 +65,16 @@ def function_reward_s(batch: OperatorBatch) -> Floats:
 def boundary_s(batch: OperatorBatch, message_bytes: ArrayLike) -> Floats:
     """Mean time of one message over a pipeline's Pp - 1 boundaries, 0 when Pp = 1 (paper, D-D b).
 
-    ``n_intra/(Pp-1) * P2P_intra + n_inter/(Pp-1) * P2P_tier``, n_inter = max(0, ceil(Pp Pt / Ng) - 1). A stage has
-    Pc Pt GPUs, and no more boundaries than Pp - 1 are between nodes.
+    ``n_intra/(Pp-1) * P2P_intra + n_inter/(Pp-1) * P2P_tier``, n_inter = max(0, ceil(Pp Pt / Ng) - 1). In a plan a
+    stage has Pc Pt GPUs; all Pp - 1 boundaries are between nodes when it is a node or more.
     """
     layouts = batch.layouts
     boundaries = layouts.pipeline - 1
     gpus_per_node = batch.machine.gpus_per_node
-    stage = layouts.tensor * (1 if batch.execution.pipeline_outermost else batch.execution.context)
-    inter = np.minimum(-(-layouts.pipeline * stage // gpus_per_node) - 1, boundaries)
+    inter = -(-layouts.pipeline * layouts.tensor // gpus_per_node) - 1
+    if not batch.execution.pipeline_outermost:
+        stage = layouts.tensor * batch.execution.context
+        inter = np.minimum(-(-layouts.pipeline * stage // gpus_per_node) - 1, boundaries)
     inter_share = inter / np.maximum(boundaries, 1)
     mixed_s = (1.0 - inter_share) * point_to_point_s(message_bytes, batch.intra_node_p2p)
     mixed_s = mixed_s + inter_share * point_to_point_s(message_bytes, batch.stage_p2p)
