@@ -19,7 +19,7 @@ def numeric_paths(value: object, prefix: str = "") -> Iterator[str]:
     elif attrs.has(type(value)):
         for field in attrs.fields(type(value)):
             item = getattr(value, field.name)
-            if field.name == "default_costs" or item is None:
+            if field.name in ("default_costs", "errors") or item is None:
                 continue
             if isinstance(item, int | float):
                 yield prefix + field.name
