@@ -284,3 +284,15 @@ def test_a_function_with_weights_fails(kind: MemoryKind) -> None:
     record = term(lambda batch: 1e9 / batch.layouts.gpus, Target.MEMORY, memory=kind)
     assert failed(record) == {"function-memory"}
     assert failure(record, "function-memory").startswith("a function without a model holds 1e+09 B of ")
+
+
+def test_a_state_that_shrinks_after_the_first_step_fails() -> None:
+    def state(batch):
+        return (batch.model is not None) * 1.0 / batch.layouts.gpus
+
+    record = term(state, Target.MEMORY, memory=MemoryKind.TRAINING_STATE)
+    fine = attrs.evolve(record, first_step=lambda batch: 0.5 * state(batch))
+    assert failed(fine) == set()
+    record = attrs.evolve(record, first_step=lambda batch: 2.0 * state(batch))
+    assert failed(record) == {"first-step"}
+    assert failure(record, "first-step").endswith(" holds more before the first optimizer step than after it")

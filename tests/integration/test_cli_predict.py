@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from pathlib import Path
 
 import attrs
@@ -189,3 +190,21 @@ def test_a_layout_that_the_backend_refuses_is_said_when_planning(rpeg, experimen
         "warning: backend megatron cannot run actor_generation: tp=4 does not divide the 2 KV heads of actor"
         "  [backend:megatron]"
     )
+
+
+def test_ctrl_c_ends_the_tries_and_not_the_answer(rpeg, experiment, monkeypatch) -> None:
+    from rpeg_core.cli import planning
+
+    tried = planning.find_remedies
+
+    def interrupted(*arguments, **options):
+        signal.raise_signal(signal.SIGINT)
+        return tried(*arguments, **options)
+
+    monkeypatch.setattr(planning, "find_remedies", interrupted)
+    alone = {"gpus": "0", "dp": 1, "pp": 1, "tp": 1, "microbatches": 1}
+    ran = rpeg("predict", experiment(pin=pinned(actor_training=alone)))
+    lines = ran.err.splitlines()
+    assert ran.code == 1
+    assert lines[:2] == ["stopping; Ctrl-C again gives up", "error[no-feasible-plan]: this plan does not fit"]
+    assert lines[-1].startswith("  stopped before changing pin")

@@ -299,7 +299,7 @@ def test_a_book_without_times_is_refused():
         )
     assert str(caught.value) == (
         "error[cost-term]: no cost term prices operators\n"
-        "  selected: toy.training_state, toy.weights, toy.transient\n"
+        "  selected: toy.training_state, toy.weights, toy.gradients, toy.transient\n"
         "hint: name a cost model under costs:, e.g. costs: [analytical]"
     )
 

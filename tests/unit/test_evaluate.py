@@ -93,9 +93,10 @@ def test_two_synchronous_steps_on_two_of_four_gpus():
     # GPU 0: 2 * (10 + 1 + 6) + 6.25 = 40.25; GPU 1: 2 * (2 + 4 + 1 + 6) = 26; GPUs 2 and 3: 0
     assert result.utilization == pytest.approx((40.25 + 26) / (4 * 52.25))
     assert result.used_gpus == 2
-    # GPU 0: state 500 + max(g 200 + 60, t 100 + 50) = 760; GPU 1: 500 + ref 120 + max(r 30, t 150) = 770
-    assert [s.peak_bytes for s in prediction.memory.segments] == [760, 770, 0]
-    assert result.peak_ratio == pytest.approx(770 / 900)
+    # GPU 0: state 500 + max(g 200 + 60, t 100 + 50, weights arriving 200 + 100) = 800
+    # GPU 1: 500 + ref 120 + max(r 30, t 150) = 770
+    assert [s.peak_bytes for s in prediction.memory.segments] == [800, 770, 0]
+    assert result.peak_ratio == pytest.approx(800 / 900)
     assert result.feasible
 
 

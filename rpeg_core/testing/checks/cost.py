@@ -88,16 +88,28 @@ def function_memory(term: CostTerm) -> None:
             raise CheckFailedError(f"a function without a model holds {found.max():g} B of {term.memory.value}")
 
 
+def first_step(term: CostTerm) -> None:
+    """No more bytes before the first optimizer step than after it."""
+    for machine in MACHINES:
+        for what, costs in _book(term, machine).operators.items():
+            row = list(costs.memory.terms).index(term)
+            if np.any(costs.first_step[row] > costs.memory.values[row]):
+                raise CheckFailedError(f"operator {what!r} holds more before the first optimizer step than after it")
+
+
 def checks(term: CostTerm) -> tuple[RecordCheck, ...]:
     """The checks that apply to what ``term`` prices."""
-    common: tuple[RecordCheck, ...] = (
+    found: list[RecordCheck] = [
         ("values", values),
         ("pure", pure),
         ("elementwise", elementwise),
         ("errors", errors_of_term),
-    )
-    held = (MemoryKind.WEIGHTS, MemoryKind.TRAINING_STATE)
-    return (*common, ("function-memory", function_memory)) if term.memory in held else common
+    ]
+    if term.memory in (MemoryKind.WEIGHTS, MemoryKind.TRAINING_STATE):
+        found.append(("function-memory", function_memory))
+    if term.first_step is not None:
+        found.append(("first-step", first_step))
+    return tuple(found)
 
 
 def _tables(term: CostTerm, machine: DeviceSpace, *, reverse: bool = False) -> Mapping[str, np.ndarray]:
@@ -106,15 +118,7 @@ def _tables(term: CostTerm, machine: DeviceSpace, *, reverse: bool = False) -> M
     Raises:
         CostTermError: it raised, or returned something that is not allowed.
     """
-    nothing = toy_seconds_term({}, name="conformance.nothing")  # a book wants a term that prices operators
-    book = CostBook(
-        rpeg=_graph(),
-        machine=machine,
-        hardware=_hardware(),
-        workload=WORKLOAD,
-        layouts={name: _ordered(layouts, reverse) for name, layouts in _layouts(machine).items()},
-        terms=[active(nothing), active(term, defaults(term))],
-    )
+    book = _book(term, machine, reverse=reverse)
     tables: dict[str, TermValues] = {}
     if term.target is Target.TRANSFER:
         for reshard in (False, True):
@@ -127,6 +131,18 @@ def _tables(term: CostTerm, machine: DeviceSpace, *, reverse: bool = False) -> M
             tables[f"operator {name!r}"] = costs.whole
             tables |= {f"phase {i} of operator {name!r}": phase for i, phase in enumerate(costs.phases)}
     return {what: table.values[list(table.terms).index(term)] for what, table in tables.items()}
+
+
+def _book(term: CostTerm, machine: DeviceSpace, *, reverse: bool = False) -> CostBook:
+    nothing = toy_seconds_term({}, name="conformance.nothing")  # a book wants a term that prices operators
+    return CostBook(
+        rpeg=_graph(),
+        machine=machine,
+        hardware=_hardware(),
+        workload=WORKLOAD,
+        layouts={name: _ordered(layouts, reverse) for name, layouts in _layouts(machine).items()},
+        terms=[active(nothing), active(term, defaults(term))],
+    )
 
 
 def _ordered(layouts: Layouts, reverse: bool) -> Layouts:

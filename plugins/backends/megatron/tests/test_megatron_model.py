@@ -17,7 +17,7 @@ from rpeg_plugin_megatron.forward import Rows, infer, score
 from rpeg_plugin_megatron.groups import Place, build_groups
 from rpeg_plugin_megatron.initial import fill
 from rpeg_plugin_megatron.layers import KVCache, attached
-from rpeg_plugin_megatron.layouts import check_layout
+from rpeg_plugin_megatron.layouts import check_layout, check_workload
 from rpeg_plugin_megatron.model import build_shard
 
 from rpeg_core.errors import BackendError
@@ -25,6 +25,7 @@ from rpeg_core.planning.assignment import Layout
 from rpeg_core.spec.machine import Allocation
 from rpeg_core.spec.models import Head, ModelSpec
 from rpeg_core.spec.public_models import public_model, public_model_names
+from rpeg_core.spec.workload import Workload
 
 PROMPT, RESPONSE, ROWS = 6, 5, 4
 
@@ -230,3 +231,12 @@ def test_planning_with_this_backend_imports_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_cache_of_another_width_is_refused() -> None:
+    workload = Workload(prompts=4, prompt_tokens=4, response_tokens=4, bytes_per_element=4)
+    assert check_workload(workload) is None
+    assert check_workload(attrs.evolve(workload, cache_bytes_per_element=4)) is None
+    assert check_workload(attrs.evolve(workload, cache_bytes_per_element=1)) == (
+        "workload.cache_bytes_per_element is 1; its KV cache has 4, like the rest"
+    )

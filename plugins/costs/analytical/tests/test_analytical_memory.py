@@ -19,6 +19,16 @@ def test_paper_state_of_the_worst_stage(tiny):
     assert tiny.price("paper.gradients", batch) == shard * 2 / 2
 
 
+def test_a_third_of_the_optimizer_state_is_there_before_the_first_update(tiny):
+    """The FP32 weights of 4 + 4 + 4 bytes; nothing where nothing is trained."""
+    for model in ("paper", "analytical"):
+        term = tiny.terms[f"{model}.optimizer_state"]
+        for layout in (tiny.layout(1, 1, 1), tiny.layout(2, 2, 2, 4)):
+            batch = tiny.memory(tiny.plain, Role.TRAINING, layout)
+            assert term.first_step(batch)[0] == tiny.price(term.name, batch) / 3
+        assert term.first_step(tiny.memory(tiny.plain, Role.INFERENCE, tiny.layout()))[0] == 0
+
+
 def test_paper_single_stage_holds_embedding_and_head(tiny):
     shard = 2 * 128 / 2 + 40 + 40
     assert tiny.price("paper.weights", tiny.memory(tiny.plain, Role.INFERENCE, tiny.layout(1, 1, 2))) == (2 * shard)
@@ -174,7 +184,7 @@ def test_memory_kinds(tiny):
     assert kinds == {
         "optimizer_state": MemoryKind.TRAINING_STATE,
         "weights": MemoryKind.WEIGHTS,
-        "gradients": MemoryKind.TRANSIENT,
+        "gradients": MemoryKind.GRADIENTS,
         "activations": MemoryKind.TRANSIENT,
         "kv_cache": MemoryKind.TRANSIENT,
         "logits": MemoryKind.TRANSIENT,
