@@ -15,7 +15,10 @@ from rpeg_core.spec.machine import Allocation
 from rpeg_core.testing.checks.samples import sample_plan
 
 
-def assigned(layout: Layout = Layout(1, 1, 1), **mode: object) -> dict[str, Assignment]:
+ONE = Layout(1, 1, 1)
+
+
+def assigned(layout: Layout = ONE, **mode: object) -> dict[str, Assignment]:
     return {"actor_training": Assignment(Allocation(0, layout.gpus), layout, 1, Mode(**mode))}
 
 
