@@ -14,10 +14,10 @@ from rpeg_core.spec.execution import Precision, Recompute
 from rpeg_core.spec.machine import Allocation
 from rpeg_core.testing.checks.samples import sample_plan
 
-ALONE = Layout(1, 1, 1)
+ONE = Layout(1, 1, 1)
 
 
-def assigned(layout: Layout = ALONE, **mode: object) -> dict[str, Assignment]:
+def assigned(layout: Layout = ONE, **mode: object) -> dict[str, Assignment]:
     return {"actor_training": Assignment(Allocation(0, layout.gpus), layout, 1, Mode(**mode))}
 
 

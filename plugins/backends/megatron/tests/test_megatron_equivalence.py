@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import plain_loop
 import pytest
@@ -19,7 +20,7 @@ from rpeg_plugin_megatron.session import open_session
 from rpeg_plugin_megatron.settings import Sampling
 from rpeg_plugin_megatron.shards import Fragment
 
-from rpeg_core.planning.assignment import Assignment
+from rpeg_core.planning.assignment import Assignment, Mode
 from rpeg_core.planning.plan import Plan
 from rpeg_core.plugins.registry import Registry
 from rpeg_core.runtime.semantics import load_semantics
@@ -27,6 +28,7 @@ from rpeg_core.runtime.session import TRACE_FILE, RunRequest
 from rpeg_core.runtime.verify import verify_plan
 from rpeg_core.runtime.window import Window
 from rpeg_core.settings import build_settings
+from rpeg_core.spec.execution import Recompute
 
 STEPS = 5
 TOLERANCE = 1e-4
@@ -52,6 +54,14 @@ GRPO: dict[str, dict[str, Assignment]] = {
         "reference_inference": at("0-3", pp=2, tp=2, mb=2),
         "reward_function": at("0-3", dp=4),
         "actor_training": at("0-3", dp=2, tp=2),
+    },
+    "attention computed again in the backward pass": {
+        "": at("0"),
+        "actor_training": attrs.evolve(at("0"), mode=Mode(recompute=Recompute.SELECTIVE)),
+    },
+    "layers computed again in the backward pass": {
+        "": at("0-1", dp=2),
+        "actor_training": attrs.evolve(at("0-1", tp=2), mode=Mode(recompute=Recompute.FULL)),
     },
     "training on a part of generation's workers": {
         "actor_generation": at("0-3", dp=4),

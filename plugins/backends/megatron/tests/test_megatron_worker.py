@@ -21,8 +21,10 @@ from safetensors.torch import load_file
 from rpeg_core.errors import BackendError, ExecutionError
 from rpeg_core.ir import Role
 from rpeg_core.passes.lower import NodeKind
+from rpeg_core.planning.assignment import Mode
 from rpeg_core.planning.plan import Plan
 from rpeg_core.runtime.engine import Engine
+from rpeg_core.spec.execution import Recompute
 
 PLACES = {
     "in place": {"": at("0")},
@@ -43,6 +45,36 @@ def fingerprint(tensors: Any) -> str:
     for tensor in tensors:
         digest.update(tensor.detach().contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+# Recomputation
+
+
+def _kinds(rank: int, world: int, plan: Plan, setting: str) -> dict[str, tuple[str, str]]:
+    """Model -> the classes of its first layer and of that layer's attention."""
+    worker, found = started(rank, world, plan, recompute=setting), {}
+    for (model, _), installation in worker.installations.items():
+        layer = installation.shard.module.decoder.layers[0]
+        found[model] = type(layer).__name__, type(layer.self_attention.core_attention).__name__
+    worker.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("planned", "setting", "expected"),
+    [
+        (None, "none", ("TransformerLayer", "CoreAttention")),
+        (None, "full", ("RecomputedLayer", "CoreAttention")),
+        (Recompute.SELECTIVE, "full", ("TransformerLayer", "RecomputedAttention")),
+        (Recompute.FULL, "none", ("RecomputedLayer", "CoreAttention")),
+        (Recompute.NONE, "full", ("TransformerLayer", "CoreAttention")),
+    ],
+)
+def test_a_training_recomputes_what_the_plan_says_and_else_what_the_setting_says(planned, setting, expected) -> None:
+    training = attrs.evolve(at("0"), mode=Mode(recompute=planned))
+    plan = make_plan(experiment("grpo"), {"": at("0"), "actor_training": training})
+    (found,) = run_world(_kinds, 1, plan, setting)
+    assert found == {"actor": expected, "reference": ("TransformerLayer", "CoreAttention")}
 
 
 # Versions

@@ -10,8 +10,10 @@ from rpeg_plugin_analytical import rpeg_cost_terms
 from rpeg_core.costing.batches import MemoryBatch, OperatorBatch
 from rpeg_core.costing.book import CostBook
 from rpeg_core.ir import Role, RpegBuilder
+from rpeg_core.planning.axes import Axes
 from rpeg_core.planning.candidates import legal_candidates
 from rpeg_core.records import Target
+from rpeg_core.spec.execution import Precision, Recompute
 from rpeg_core.spec.machine import (
     AlphaBeta,
     Device,
@@ -68,7 +70,7 @@ def graph_of(model):
     return b.build()
 
 
-def book_of(model, workload, terms, machine):
+def book_of(model, workload, terms, machine, axes=None, frameworks=None):
     graph = graph_of(model)
     return CostBook(
         rpeg=graph,
@@ -77,12 +79,55 @@ def book_of(model, workload, terms, machine):
         workload=workload,
         layouts={
             operator.name: legal_candidates(
-                operator.name, machine, workload, graph.model_of(operator.name).spec
+                operator.name,
+                machine,
+                workload,
+                graph.model_of(operator.name).spec,
+                axes=(axes or {}).get(operator.name, Axes()),
             ).layouts
             for operator in graph.operators
         },
         terms=[active(term) for term in terms],
+        frameworks=frameworks,
     )
+
+
+@pytest.mark.parametrize("name", ["meta-llama/Llama-3.1-8B", "mistralai/Mixtral-8x7B-v0.1"])
+@pytest.mark.parametrize("framework", ["", "torchtitan"])
+def test_every_combination_of_the_axes_has_finite_costs(name, framework):
+    """And more of an axis never means more of what it divides."""
+    workload = Workload(prompts=16, rollouts_per_prompt=8, prompt_tokens=128, response_tokens=512)
+    model, machine = public_model(name), DeviceSpace(racks=2, nodes_per_rack=2, gpus_per_node=8)
+    expert = (1, 8) if model.moe is not None else (1,)
+    whole = Axes(
+        context=(1, 2, 16),
+        expert=expert,
+        sequence_parallel=(False, True),
+        recompute=tuple(Recompute),
+        precision=(Precision.BF16, Precision.FP8, Precision.NVFP4),
+    )
+    axes = {
+        "training": whole,
+        "values": attrs.evolve(whole, recompute=(None,)),
+        "generation": Axes(expert=expert, precision=whole.precision),
+    }
+    terms = [term for term in rpeg_cost_terms() if term.name.startswith("analytical.")]
+    book = book_of(model, workload, terms, machine, axes, {"training": framework})
+    costs = book.operators["training"]
+    rows = {
+        (costs.layouts.layout(i), int(costs.layouts.microbatches[i]), costs.layouts.mode_of(i)): i
+        for i in range(len(costs.layouts))
+    }
+    assert len(rows) == len(costs.layouts) > 1000
+    for (layout, microbatches, mode), row in rows.items():
+        without = rows.get((layout, microbatches, attrs.evolve(mode, sequence_parallel=False)))
+        assert costs.transient[row] <= costs.transient[without] * (1 + 1e-12)
+        alone = rows.get((attrs.evolve(layout, context=1), microbatches, mode))
+        if alone is not None:
+            assert costs.isolated[row] <= costs.isolated[alone] * (1 + 1e-12)
+        together = rows.get((attrs.evolve(layout, expert=1), microbatches, mode))
+        if together is not None and layout.expert >= layout.tensor:
+            assert costs.weights[row] <= costs.weights[together] * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("name", MODELS)
