@@ -23,6 +23,7 @@ def command(context: CommandContext, plan: Path, operator: str | None, with_sour
     """Explain PLAN: why its structure, time of each operator by term, memory of each GPU by term, transfers, critical
     path, sources.
 
+    Memory is also shown over a step, and of a plan that does not fit the cheapest changes that make it.
     What a choice of the structure saves and adds is said against the other choices in the same places; what an axis
     beyond dp, pp and tp does, against its default.
     The plan is evaluated again with the installed plugins; what differs from the file is a warning.

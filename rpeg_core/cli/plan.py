@@ -43,9 +43,9 @@ def command(
 
     --seconds and --evaluations take the place of the experiment's budget; with --evaluations alone a search is
     reproducible. Ctrl-C ends the search: the best plan so
-    far is written and the exit code is 130. When no plan fits the exit code is 1, and the smallest changes that
-    would make one fit are named. Times are followed by their 90 % intervals, (low-high), from the errors of measured
-    runs; docs/validation.md says what they hold.
+    far is written and the exit code is 130. When no plan fits the exit code is 1, and the cheapest changes
+    that make one fit are listed with their cost in time. Times are followed by their 90 % intervals, (low-high), from
+    the errors of measured runs; docs/validation.md says what they hold.
     """
     from rpeg_core.cli import planning
     from rpeg_core.errors import PlanFileError

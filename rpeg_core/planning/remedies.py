@@ -229,7 +229,7 @@ def _tried(
             continue
         remedy, attempts = _first_that_fits(changes, make, present, limits, share)
         if remedy is not None:
-            found.append(remedy)
+            found += [remedy] if all((remedy.key, remedy.value) != (r.key, r.value) for r in found) else []
         elif limits.reached:
             untried.append(key)
         elif attempts:
@@ -258,7 +258,7 @@ def _first_that_fits(
             continue
         values = {name: getattr(change, name) for name in ("key", "value", "instead_of", "extent", "asks_for")}
         if change.operators:
-            values["instead_of"], values["value"] = _differing(change.operators, present.assignments, found.assignments)
+            values |= _differing(change.operators, present.assignments, found.assignments)
         memory_bytes = make(change.experiment).hardware.device.memory_bytes / share
         remedy = Remedy(
             **values,
@@ -308,16 +308,20 @@ def _rechosen(experiment: Experiment, operators: tuple[str, ...]) -> Iterator[_C
         )
 
 
-def _differing(operators: tuple[str, ...], present: ExecutionPlan, found: ExecutionPlan) -> tuple[str, str]:
-    """The parts of assignments that differ, as pins are written; several operators are named."""
+def _differing(operators: tuple[str, ...], present: ExecutionPlan, found: ExecutionPlan) -> dict[str, str]:
+    """Key, old and new value of the pins that differ; several operators are named in the values."""
+    changed = tuple(name for name in operators if present[name] != found[name])
     texts: list[tuple[str, str]] = []
-    for name in operators:
+    for name in changed:
         before, after = Pin.of(present[name]).document(), Pin.of(found[name]).document()
-        changed = [key for key in before if before[key] != after[key]]
-        named = f"{name} " if len(operators) > 1 else ""
-        if changed:
-            texts.append(tuple(named + ", ".join(f"{key} {pin[key]}" for key in changed) for pin in (before, after)))
-    return "; ".join(text for text, _ in texts), "; ".join(text for _, text in texts)
+        keys = [key for key in before if before[key] != after[key]]
+        named = f"{name} " if len(changed) > 1 else ""
+        texts.append(tuple(named + ", ".join(f"{key} {pin[key]}" for key in keys) for pin in (before, after)))
+    return {
+        "key": f"pin.{changed[0]}" if len(changed) == 1 else "pin",
+        "instead_of": "; ".join(text for text, _ in texts),
+        "value": "; ".join(text for _, text in texts),
+    }
 
 
 def _synchronous(experiment: Experiment) -> Iterator[_Change]:
