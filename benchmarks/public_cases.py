@@ -208,7 +208,7 @@ def markdown(results: Sequence[Result]) -> str:
             width=120,
         ),
         "",
-        *_table(["case", "question", "RPEG's verdict", "what happened", "", "why"], map(linked, _rows(results))),
+        *_table(["case", "question", "RPEG's verdict", "what happened", "RPEG is", "why"], map(linked, _rows(results))),
     ]
     for kind, words in REASONS.items():
         lines += ["", f"## Not asked: {words}", ""]
