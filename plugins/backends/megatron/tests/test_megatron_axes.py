@@ -14,7 +14,6 @@ from rpeg_core.spec.execution import Precision, Recompute
 from rpeg_core.spec.machine import Allocation
 from rpeg_core.testing.checks.samples import sample_plan
 
-
 ONE = Layout(1, 1, 1)
 
 

@@ -76,18 +76,18 @@ def gradient_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     if batch.execution.sharding is Sharding.FULL:
         held = np.where(batch.layouts.pipeline > 1, held, _sharded(batch, model))
     element = used_by(batch).held_gradient_bytes
-    if batch.execution.precision is not Precision.BF16:
+    if batch.execution.precision is not Precision.BF16 or batch.execution.short_moments:
         element = min(element, 2.0)  # FP8 recipes reduce gradients in 16 bits (grad_reduce_in_fp32 is off)
     return element * held
 
 
 def state_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
-    """Two FP32 moments, and the FP32 weights where the weights are 16 bits wide."""
+    """Two moments, of FP32 unless the recipe says otherwise, and the FP32 weights where the weights have 16 bits."""
     if batch.execution.frozen_base:
         return np.zeros(len(batch.layouts))
-    each = 12.0
-    if batch.execution.sharding is Sharding.FULL and used_by(batch).held_weight_bytes == 4.0:
-        each = 8.0
+    each = 4.0 if batch.execution.short_moments else 8.0
+    if batch.execution.sharding is not Sharding.FULL or used_by(batch).held_weight_bytes != 4.0:
+        each = each + 4.0
     return each * _sharded(batch, model)
 
 
