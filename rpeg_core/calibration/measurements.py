@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import attrs
 import numpy as np
 
-from rpeg_core.costing.batches import Layouts, OperatorBatch
+from rpeg_core.costing.batches import Layouts, OperatorBatch, execution_of
 from rpeg_core.ir import Role
+from rpeg_core.planning.assignment import Mode
 from rpeg_core.spec.machine import DeviceSpace, HardwareProfile
 from rpeg_core.spec.models import ModelSpec
 from rpeg_core.spec.software import Software
@@ -64,6 +65,7 @@ class OperatorTime:
         data, pipeline, tensor, microbatches: its layout.
         seconds: the shortest of the repetitions.
         node: whether dispatching it is part of the time, as in a run.
+        mode: how it was executed.
     """
 
     name: str
@@ -76,6 +78,7 @@ class OperatorTime:
     microbatches: int
     seconds: float
     node: bool = False
+    mode: Mode = attrs.field(factory=Mode)
 
     @property
     def layout(self) -> tuple[int, int, int, int]:
@@ -96,6 +99,7 @@ class OperatorTime:
             hardware=hardware,
             layouts=layouts_of(chosen),
             settings=None,
+            execution=execution_of(hardware, mode=self.mode),
             sequences=self.workload.sequences,
             prefill=generates,
             phases=self.workload.phases if generates else (),

@@ -125,7 +125,7 @@ def predicted_s(
     """
     alike: dict[tuple[object, ...], list[int]] = {}
     for index, each in enumerate(observations):
-        alike.setdefault((each.role, each.model, each.workload), []).append(index)
+        alike.setdefault((each.role, each.model, each.workload, each.mode), []).append(index)
     found = np.full(len(observations), np.nan)
     for members in alike.values():
         first = observations[members[0]]

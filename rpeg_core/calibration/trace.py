@@ -66,6 +66,7 @@ def observations_of(name: str, plan: Plan, trace: Trace) -> tuple[OperatorTime, 
                 microbatches=assignment.microbatches,
                 seconds=seconds,
                 node=True,
+                mode=assignment.mode,
             )
         )
     return tuple(found)

@@ -79,6 +79,8 @@ class Execution:
         virtual_stages: v, model chunks per pipeline stage (interleaved schedule).
         sharding: what data parallelism divides.
         shard_ranks: ranks of one sharding group; 0 is all of Pd (and Pc).
+        short_moments: the optimizer's two moments and the gradients have 16 bits, as Megatron-Core's precision-aware
+            optimizer may.
         frozen_base: only adapters are trained: no weight gradients, no optimizer of the base model.
         fixed_capacity: experts take a fixed number of tokens and drop the rest, so that the host need not wait for
             the counts.
@@ -98,6 +100,7 @@ class Execution:
     virtual_stages: int = _degree()
     sharding: Sharding = Sharding.OPTIMIZER
     shard_ranks: int = 0
+    short_moments: bool = False
     frozen_base: bool = False
     fixed_capacity: bool = False
     offloaded: bool = False

@@ -126,6 +126,7 @@ def setup_of_row(row: Row, profile: HardwareProfile) -> Setup:
         virtual_stages=min(_virtual_stages(row), max(1, model.layers // pp)) if pp > 1 else 1,
         sharding=sharding,
         shard_ranks=fsdp * cp if fsdp > 1 else 0,
+        short_moments=_short_moments(row, framework),
         frozen_base="lora" in task,
         fixed_capacity="tokendrop" in row.text("model").lower(),
         offloaded="offload" in row.text("recompute", ""),
@@ -209,3 +210,9 @@ def _sequence_parallel(row: Row, defaults: FrameworkDefaults) -> bool:
 def _expert_tensor(row: Row) -> int | None:
     found = re.search(r"\betp\s*=\s*(\d+)", row.text("notes", "").lower())
     return int(found.group(1)) if found else None
+
+
+def _short_moments(row: Row, framework: str) -> bool:
+    """The recipe of Megatron-Bridge for Moonlight has BF16 moments and gradients: ``exp_avg_dtype``,
+    ``exp_avg_sq_dtype`` and ``main_grads_dtype`` of src/megatron/bridge/recipes/moonlight/moonlight_16b.py."""
+    return framework.startswith("megatron-bridge") and "moonlight" in row.text("model").lower()

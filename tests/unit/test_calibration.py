@@ -17,6 +17,8 @@ from rpeg_core.calibration.refine import errors_of, predicted_s, refine
 from rpeg_core.calibration.trace import observations_of, refined_from_traces
 from rpeg_core.errors import ExperimentError, TraceFileError, UsageError
 from rpeg_core.ir import Role
+from rpeg_core.planning.assignment import Mode
+from rpeg_core.spec.execution import Recompute
 from rpeg_core.spec.experiment import parse_experiment
 from rpeg_core.spec.machine import AlphaBeta, Device, GemmEfficiency, HardwareProfile, LinkTier
 from rpeg_core.spec.model_configs import model_from_inline
@@ -91,6 +93,18 @@ def operators(profile: HardwareProfile, terms, *, node: bool = False) -> tuple[O
         )
         found.append(attrs.evolve(blank, seconds=float(predicted_s(profile, [blank], terms)[0])))
     return tuple(found)
+
+
+def test_an_operator_is_priced_as_it_was_executed(terms) -> None:
+    """Next to others that differ in nothing but their recomputation, and as it is alone."""
+    profile = hardware()
+    training = next(each for each in operators(profile, terms) if each.role is Role.TRAINING)
+    modes = [Mode(), *(Mode(recompute=value) for value in (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL))]
+    each = [attrs.evolve(training, mode=mode) for mode in modes]
+    unsaid, none, selective, full = predicted_s(profile, each, terms)
+    assert unsaid == none  # what the software does
+    assert none < selective < full
+    assert [float(predicted_s(profile, [one], terms)[0]) for one in each] == [unsaid, none, selective, full]
 
 
 def gemms(profile: HardwareProfile) -> tuple[GemmTime, ...]:

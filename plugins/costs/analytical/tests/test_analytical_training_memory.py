@@ -84,6 +84,12 @@ def test_fully_sharded_models_hold_a_part_and_the_layers_at_work(tiny):
     assert held(tiny, "gradients", sharded, stages) > held(tiny, "gradients", sharded, layouts)
 
 
+def test_short_moments_are_half_of_the_moments_and_of_the_gradients(tiny):
+    short = attrs.evolve(MEGATRON, short_moments=True)
+    assert held(tiny, "optimizer_state", short) == held(tiny, "optimizer_state", MEGATRON) * (4 + 2 + 2) / (4 + 4 + 4)
+    assert held(tiny, "gradients", short) == held(tiny, "gradients", MEGATRON) / 2
+
+
 def test_adapters_train_no_base(tiny):
     adapters = attrs.evolve(MEGATRON, frozen_base=True)
     assert held(tiny, "gradients", adapters) == held(tiny, "optimizer_state", adapters) == 0.0

@@ -80,17 +80,19 @@ def gradient_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
     if batch.execution.sharding is Sharding.FULL:
         held = np.where(batch.layouts.pipeline > 1, held, _sharded(batch, model))
     element = used_by(batch).held_gradient_bytes
-    if batch.execution.precision is not Precision.BF16:
+    if batch.execution.precision is not Precision.BF16 or batch.execution.short_moments:
         element = min(element, 2.0)  # FP8 recipes reduce gradients in 16 bits (grad_reduce_in_fp32 is off)
     return element * held
 
 
 def state_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
-    """Two FP32 moments, and the FP32 weights where the weights are 16 bits wide; or what the framework keeps."""
+    """Two moments, of FP32 unless the recipe says otherwise, and the FP32 weights where the weights are 16 bits wide; or
+    what the framework keeps."""
     if batch.execution.frozen_base:
         return np.zeros(len(batch.layouts))
     kept = used_by(batch).held_state_bytes
-    each = MOMENT_BYTES + _master_bytes(batch) if kept is None else kept
+    moments = MOMENT_BYTES / 2 if batch.execution.short_moments else MOMENT_BYTES
+    each = moments + _master_bytes(batch) if kept is None else kept
     return each * _sharded(batch, model)
 
 
