@@ -86,8 +86,10 @@ def gradient_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
 
 
 def state_bytes(batch: MemoryBatch, model: ModelSpec) -> Floats:
-    """Two moments, of FP32 unless the recipe says otherwise, and the FP32 weights where the weights are 16 bits wide; or
-    what the framework keeps."""
+    """Two moments, of FP32 unless the recipe says otherwise, and the FP32 weights where the weights are 16 bits wide.
+
+    Of frameworks that keep something else, what they keep.
+    """
     if batch.execution.frozen_base:
         return np.zeros(len(batch.layouts))
     kept = used_by(batch).held_state_bytes
