@@ -150,8 +150,8 @@ def _errors(errors: Sequence[TermError]) -> list[tuple[object, ...]]:
             "step" if error.of_step else ", ".join(error.roles),
             words[error.mixture],
             words[error.named_framework],
-            error.log_bias,
-            error.log_std,
+            round(error.log_bias, 4),
+            round(error.log_std, 4),
             error.rows,
             error.source,
         )
