@@ -67,6 +67,7 @@ class Size:
     vocab: int
     steps: int
     repetitions: int
+    hardware: str = "host"
 
 
 FULL = Size(
@@ -259,9 +260,10 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--only", help="cases whose name contains this")
     parser.add_argument("--repeat", type=int, help="repetitions")
+    parser.add_argument("--hardware", default="host", help="profile to predict with, e.g. a file of rpeg calibrate")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    size = QUICK if options.quick else FULL
+    size = attrs.evolve(QUICK if options.quick else FULL, hardware=options.hardware)
     if options.repeat is not None:
         size = attrs.evolve(size, repetitions=options.repeat)
     os.environ["OMP_NUM_THREADS"] = "1"
