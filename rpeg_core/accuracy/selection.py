@@ -54,8 +54,8 @@ def error_of_step(
 
 def _owner(term: CostTerm, hardware: HardwareProfile) -> tuple[str, tuple[TermError, ...]]:
     """Who speaks for a term on some hardware."""
-    if hardware.errors or hardware.software is not None:
-        return f"hardware {hardware.name}", hardware.errors
+    if hardware.errors is not None or hardware.software is not None:
+        return f"hardware {hardware.name}", hardware.errors or ()
     return term.name, term.errors
 
 

@@ -126,4 +126,4 @@ def _errors(
     """Those of roles that the traces tell, and the profile's of the others."""
     now = role_errors(refined.profile, operators, refined.left_out, f"refined from {what}")
     told = {role for error in now for role in error.roles}
-    return (*now, *(error for error in hardware.errors if not set(error.roles) <= told))
+    return (*now, *(error for error in hardware.errors or () if not set(error.roles) <= told))

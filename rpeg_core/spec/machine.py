@@ -208,7 +208,8 @@ class HardwareProfile:
         price_per_gpu_hour: in US dollars when a source is known, else None.
         software: what the software that executes plans costs, for a profile that ``rpeg calibrate`` wrote.
         errors: how wrong operators priced with this profile were where they were measured, by role; they take the
-            place of the cost terms' own errors, which other machines gave.
+            place of the cost terms' own errors, which other machines gave. Empty: nothing like this machine was ever
+            measured, so that predicted times have no interval. None: the cost terms' errors count.
 
             .. versionadded:: 0.1
     """
@@ -227,7 +228,7 @@ class HardwareProfile:
     sources: Mapping[str, str] = attrs.field(factory=dict)
     price_per_gpu_hour: float | None = None
     software: Software | None = None
-    errors: tuple[TermError, ...] = ()
+    errors: tuple[TermError, ...] | None = None
 
 
 @attrs.frozen(kw_only=True)

@@ -33,7 +33,8 @@ def profile_document(profile: HardwareProfile, calibration: Mapping[str, Any] | 
     values["tiers"] = dict(zip((tier.name.lower() for tier in Tier), values["tiers"], strict=True))
     values["default_costs"] = list(profile.default_costs)
     values["sources"] = dict(sorted(profile.sources.items()))
-    values["errors"] = [_error_document(error) for error in profile.errors]
+    if profile.errors is not None:
+        values["errors"] = [_error_document(error) for error in profile.errors]
     found = {"schema": SCHEMA, **values}
     return found if calibration is None else {**found, "calibration": dict(calibration)}
 

@@ -166,6 +166,12 @@ def test_a_calibrated_profile_without_errors_is_not_vouched_for_by_other_machine
     assert spread([term("a", {T: 3.0}, error(0.01))], hardware=hardware).step.interval is None
 
 
+def test_a_machine_like_none_that_was_measured_has_no_interval() -> None:
+    """The cores of a laptop are no GPU: what published runs of GPUs took says nothing of them."""
+    hardware = attrs.evolve(toy_hardware(), errors=())
+    assert spread([term("a", {T: 3.0}, error(0.01))], hardware=hardware).step.interval is None
+
+
 def test_a_shared_error_cancels_out_of_a_ratio() -> None:
     both = [error(0.3, roles=("generation",)), error(0.1, roles=("training",))]
     slow = spread([term("work", {G: 8.0, T: 0.0}, *both)])

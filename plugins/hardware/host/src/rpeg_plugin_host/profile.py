@@ -103,6 +103,7 @@ def profile_of(kept: Kept, memory: int) -> HardwareProfile:
         efficiency=GemmEfficiency(gamma_m_rows=gemm.gamma_m_rows, gamma_k_columns=gemm.gamma_k_columns),
         non_gemm_layer_s=found.layer_s,
         non_gemm_reference_batch=sequences,
+        errors=(),  # published runs are of GPUs; `rpeg calibrate` measures this machine's own
         sources={
             "gpus_per_node": "the cores that the scheduler and the control group allow this process, detected now",
             "device.memory_bytes": (
