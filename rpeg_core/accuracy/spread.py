@@ -165,12 +165,26 @@ class _Spreading:
         rpeg, book = self._prediction.graph.rpeg, self._book
         columns = {op.name: book.row(self._assignments[op.name], op.name) for op in rpeg.operators}
         batches = [batch for name, column in columns.items() for batch in book.batches(name, column)]
+        all_named = all(batch.execution.framework != "" for batch in batches if batch.model is not None)
         return error_of_step(
             [a.term for a in book.terms],
             book.hardware,
             [op.role for op in rpeg.operators],
             mixture=any(b.model is not None and b.model.moe is not None for b in batches),
-            named=any(b.execution.framework != "" for b in batches),
+            named=all_named and self._prices_steps(columns),
+        )
+
+    def _prices_steps(self, columns: Mapping[str, int]) -> bool:
+        """Whether the terms that tell the error of whole steps price anything here.
+
+        Where they have nothing to say of the named frameworks, nobody measured a whole step of those.
+        """
+        tables = {name: self._book.operators[name].whole for name in columns}
+        return any(
+            table.values[i, columns[name]] > 0
+            for name, table in tables.items()
+            for i, term in enumerate(table.terms)
+            if any(error.of_step for error in term.errors)
         )
 
     def _node(self, node: Node) -> tuple[Floats, Mapping[str, float]]:

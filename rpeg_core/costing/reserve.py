@@ -96,6 +96,7 @@ def _communicators(rpeg: Rpeg, plan: ExecutionPlan, here: Allocation, gpus: int)
             places[place] = places.get(place, False) or op.role is Role.TRAINING
     sizes = [gpus] if gpus > 1 and places else []
     for (_, layout), trains in places.items():
-        degrees = (layout.tensor, layout.pipeline, layout.data if trains else 1)
+        copies = layout.data * layout.context if trains else 1
+        degrees = (layout.tensor, layout.pipeline, layout.context, layout.expert, copies)
         sizes += [degree for degree in degrees if degree > 1]
     return sizes

@@ -24,6 +24,9 @@ _NAMES = {
     "replica_sequences": "{} sequences per replica",
 }
 
+WIDE = 6.0
+"""Of an interval's ends: a time that is known no better is no base for a decision **[choice]**."""
+
 _COUNTS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
@@ -56,6 +59,12 @@ def remarks(intervals: PlanIntervals | None, *, explained: bool = True) -> list[
     if explained and (intervals.step_s is not None or any(intervals.operator_s.values())):
         found.append(f"(a-b): {certain} interval, from the errors of measured runs (docs/validation.md)")
     found += _without_interval(intervals)
+    wide = [name for name, each in intervals.operator_s.items() if each is not None and each.high > WIDE * each.low]
+    if wide:
+        found.append(
+            f"the time of {words.listing(wide)} is hardly known: where it was measured, the plan's own coefficients"
+            " were wrong by factors; a framework named in space: has fitted ones"
+        )
     small = {term: share for term, share in intervals.unknown.get("step", {}).items() if share > 0.0005}
     if intervals.step_s is not None and small:
         part = words.percent(sum(small.values()))

@@ -208,3 +208,41 @@ def test_ctrl_c_ends_the_tries_and_not_the_answer(rpeg, experiment, monkeypatch)
     assert ran.code == 1
     assert lines[:2] == ["stopping; Ctrl-C again gives up", "error[no-feasible-plan]: this plan does not fit"]
     assert lines[-1].startswith("  stopped before changing pin")
+
+
+STEPS_OF_NEMO_RL = {"training": "nemo-rl", "inference": "nemo-rl", "generation": "vllm"}
+
+
+@pytest.mark.parametrize(
+    ("frameworks", "factor"),
+    [
+        ({}, 1.63),
+        ({"training": "nemo-rl"}, 1.63),
+        (STEPS_OF_NEMO_RL, 0.99),
+        ({"training": "trl", "inference": "trl", "generation": "vllm"}, 1.63),
+    ],
+)
+def test_the_error_of_whole_steps_is_that_of_frameworks_only_where_those_were_measured(
+    rpeg, experiment, frameworks, factor
+) -> None:
+    """Published steps took 1.63 times their operators as the plan's own coefficients price them, and 0.99 times as
+    NeMo-RL's and vLLM's do (benchmarks/derive_errors.py); of other frameworks there is no published step."""
+    space = {role: {"framework": name} for role, name in frameworks.items()}
+    ran = rpeg("predict", experiment(pin=pinned(), **({"space": space} if space else {})))
+    (line,) = [line for line in ran.out.splitlines() if line.startswith("the interval of the step counts in")]
+    assert f"took ×{factor} of their operators' time" in line
+
+
+def test_groups_of_context_and_expert_parallelism_are_communicators_too(rpeg, experiment) -> None:
+    """Four GPUs, cp 2 in training: the world, a context group and a group of the four copies."""
+    cluster = {"racks": 1, "nodes_per_rack": 1, "gpus_per_node": 4, "memory_gb": 1000}
+    alone = {"gpus": "0-3", "dp": 4, "pp": 1, "tp": 1, "microbatches": 1}
+    halves = {**alone, "dp": 2, "cp": 2}
+
+    def communicators(training: dict[str, object]) -> int:
+        pins = {**dict.fromkeys(OPERATORS, alone), "actor_training": training, "critic_training": training}
+        space = {"training": {"cp": [1, 2]}}
+        ran = rpeg("predict", experiment(cluster=cluster, pin=pins, space=space), "--json")
+        return json.loads(ran.out)["reserve"]["communicators"]
+
+    assert (communicators(alone), communicators(halves)) == (2, 3)

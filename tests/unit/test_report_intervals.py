@@ -68,6 +68,12 @@ def test_what_has_no_interval_says_which_term_was_never_validated() -> None:
     assert intervals.remarks(none) == ["no interval of the step, a and b: term m.x was never validated for it"]
 
 
+def test_a_time_that_may_be_wrong_by_factors_is_called_so() -> None:
+    wide = found(operator_s={"a": Interval(1.0, 6.5), "b": Interval(1.0, 5.5)})
+    (remark,) = [line for line in intervals.remarks(wide) if "hardly known" in line]
+    assert remark.startswith("the time of a is hardly known: ")
+
+
 def test_extrapolation_is_said_once_for_roles_that_do_alike() -> None:
     def all_of(role: str) -> tuple[Extrapolation, ...]:
         return (
