@@ -18,8 +18,10 @@ __all__ = ["Column", "Grid", "Grouping", "draw", "plain", "terminal_width"]
 COLUMN_GAP = 3
 """What rich puts between two columns of a table without edges."""
 
-_PARTS = re.compile(r" +|[^ _./-]*[_./-]+|[^ _./-]+")
-"""Blanks, and what may stand in a line of its own: words, and parts of names with the separator after them."""
+_NUMBER = r"(?:(?<=\d)[.-]|(?<![^ (])-)(?=\d)"
+_LETTER = rf"(?:[^ _./-]|{_NUMBER})"
+_PARTS = re.compile(rf" +|{_LETTER}*(?:(?!{_NUMBER})[_./-])+|{_LETTER}+")
+"""Blanks, and what may stand in a line of its own: words, numbers, and parts of names with the separator after them."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
