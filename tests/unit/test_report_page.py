@@ -62,5 +62,5 @@ def test_numbers_stay_whole() -> None:
     """Separators stand between the parts of names; in numbers and ranges they are decimal points, dashes and signs."""
     cells = ("actor_generation", "140.3 GB", "2.51 s (320-14,000)", "-0.5%")
     columns = (Column("operator"), *(Column(name, right=True) for name in ("peak", "time", "change")))
-    words = " ".join(drawn(40, columns, (cells,))[3:]).split()
+    words = " ".join(drawn(46, columns, (cells,))[3:]).split()
     assert {"140.3", "GB", "2.51", "(320-14,000)", "-0.5%"} <= set(words)
