@@ -21,6 +21,7 @@ from rpeg_core.passes.score import Evaluation, Objective, usable_bytes
 from rpeg_core.planning.assignment import Assignment, ExecutionPlan, Layout, Mode
 from rpeg_core.planning.axes import AXES, Axes, illegal_mode, illegal_value
 from rpeg_core.planning.candidates import PAPER, Candidates, illegal_layout, legal_candidates, origins
+from rpeg_core.planning.no_layout import no_layout
 from rpeg_core.planning.pins import Pin
 from rpeg_core.planning.structures import Structure
 from rpeg_core.spec.machine import DeviceSpace, HardwareProfile
@@ -173,6 +174,7 @@ def build_structure(
 
     Raises:
         PinError: a pin breaks a rule, or nothing legal matches it.
+        ExperimentError: the axes leave an operator no layout.
         CostTermError: a cost term fails.
     """
     open_to = {op.name: (axes or {}).get(op.name, PAPER) for op in rpeg.operators}
@@ -183,6 +185,11 @@ def build_structure(
         op.name: legal_candidates(op.name, machine, workload, *model_specs(rpeg, op.name), axes=open_to[op.name])
         for op in rpeg.operators
     }
+    for name, candidates in legal.items():
+        first, others = model_specs(rpeg, name)
+        by_space = open_to[name] == (axes or {}).get(name, PAPER)  # else the pin has its own reasons, see _pinned
+        if not len(candidates) and first is not None and by_space:
+            raise no_layout(name, machine, workload, (first, *others), open_to[name])
     book = CostBook(
         rpeg=rpeg,
         machine=machine,
@@ -269,6 +276,12 @@ def _pin_reason(
         data = where.size // replica
     microbatches = pin.microbatches or (1 if pipeline == 1 else pipeline)
     layout = Layout(data, pipeline, tensor, context, expert)
+    for size, what in (
+        (machine.gpus, "the cluster has"),
+        (where.size if where else machine.gpus, f"gpus: {where} are"),
+    ):
+        if layout.gpus > size:
+            return f"P8: {_product(layout)} needs {layout.gpus} GPUs, {what} {size}"
     reasons = (illegal_layout(machine, workload, model, layout, microbatches) for model in (spec, *also))
     for reason in filter(None, reasons):
         return reason
@@ -280,6 +293,12 @@ def _pin_reason(
     if where is not None:
         return f"P8: no legal degrees with {_describe(pin)} use exactly the {where.size} GPUs {where}"
     return f"no legal assignment has {_describe(pin)}"
+
+
+def _product(layout: Layout) -> str:
+    """``dp=4 * cp=2 * tp=4``: the degrees whose product is the number of GPUs, without those that are 1."""
+    degrees = {"dp": layout.data, "cp": layout.context, "pp": layout.pipeline, "tp": layout.tensor}
+    return " * ".join(f"{name}={value}" for name, value in degrees.items() if value > 1)
 
 
 def _describe(pin: Pin) -> str:

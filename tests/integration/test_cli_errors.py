@@ -123,12 +123,23 @@ def test_a_wrong_experiment(rpeg, experiment, sections, code, text) -> None:
             {"dp": 4, "pp": 1, "tp": 1, "gpus": "0-7"},
             "P8: no legal degrees with dp=4, pp=1, tp=1 use exactly the 8 GPUs 0-7",
         ),
+        ({"dp": 4, "tp": 4, "cp": 2, "gpus": "0-15"}, "P8: dp=4 * cp=2 * tp=4 needs 32 GPUs, gpus: 0-15 are 16"),
+        ({"dp": 8, "tp": 4, "cp": 2}, "P8: dp=8 * cp=2 * tp=4 needs 64 GPUs, the cluster has 32"),
     ],
 )
 def test_a_pin_that_breaks_a_rule(rpeg, experiment, pin, reason) -> None:
     cluster = {"nodes_per_rack": 3} if reason.startswith("P6") else {}
     ran = rpeg("plan", experiment(pin={"actor_training": pin}, cluster=cluster))
     assert (ran.code, ran.err) == (4, f"error[pin]: pin.actor_training cannot be met\n  {reason}\n{PIN_HINT}")
+
+
+def test_a_space_without_a_layout(rpeg, experiment) -> None:
+    ran = rpeg("plan", experiment(space={"training": {"cp": [64]}}))
+    assert (ran.code, ran.out) == (4, "")
+    assert ran.err.splitlines()[:2] == [
+        "error[experiment]: space: leaves operator 'actor_training' no layout",
+        "  CP: cp=64 divides a sequence over 64 GPUs, the cluster has 32",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -374,7 +374,8 @@ def test_a_pin_fixes_an_axis_that_the_space_does_not_list() -> None:
 PINS = [
     (Pin(expert=2), "ep: actor is no mixture of experts"),
     (Pin(precision=Precision.FP8), "precision: toy has no peak of fp8 matrix products"),
-    (Pin(context=3, tensor=4), "P8: a stage of cp=3 * tp=4 GPUs is more than a node and not whole nodes"),
+    (Pin(context=3, tensor=4), "P8: cp=3 * tp=4 needs 12 GPUs, the cluster has 8"),
+    (Pin(data=2, context=2, allocation=Allocation(0, 2)), "P8: dp=2 * cp=2 needs 4 GPUs, gpus: 0-1 are 2"),
     (
         Pin(sequence_parallel=True, tensor=1),
         "sequence_parallel: it divides over the tensor-parallel ranks, and tp=1 has one",
@@ -387,6 +388,60 @@ def test_a_pin_that_cannot_be_met_names_the_rule(pin, reason) -> None:
     with pytest.raises(PinError) as caught:
         pinned(pin)
     assert caught.value.facts == (reason,)
+
+
+EMPTY = [
+    (
+        "1x1x8",
+        DENSE,
+        Axes(context=(16,)),
+        ("CP: cp=16 divides a sequence over 16 GPUs, the cluster has 8",),
+        ("for cp alone there are layouts with: 1, 2, 4, 8",),
+    ),
+    (
+        "1x1x8",
+        SPARSE,
+        Axes(expert=(16, 32)),
+        (
+            "EP: ep=16 divides the experts over 16 GPUs, the cluster has 8",
+            "EP: ep=32 divides the experts over 32 GPUs, the cluster has 8",
+        ),
+        ("for ep alone there are layouts with: 1, 2, 4, 8",),
+    ),
+    (
+        "1x2x1",
+        DENSE,
+        Axes(sequence_parallel=(True,)),
+        ("sequence_parallel: it divides over the tensor-parallel ranks, and tp=1 has one",),
+        ("for sequence_parallel alone there are layouts with: false, every legal tp is 1",),
+    ),
+    (
+        "1x2x4",
+        DENSE,
+        Axes(context=(5,)),
+        ("P8: a stage of cp=5 * tp=1 GPUs is more than a node and not whole nodes",),
+        ("for cp alone there are layouts with: 1, 2, 4, 8",),
+    ),
+]
+
+
+@pytest.mark.parametrize(("cluster", "model", "axes", "rules", "allowed"), EMPTY)
+def test_a_space_that_leaves_no_layout_names_operator_rule_and_what_is_allowed(
+    cluster, model, axes, rules, allowed
+) -> None:
+    with pytest.raises(ExperimentError) as caught:
+        build_structure(
+            structure=Structure(staleness=(("actor", 0),)),
+            rpeg=toy_mini(model=attrs.evolve(model, name="actor")),
+            machine=machine(cluster),
+            hardware=toy_hardware(),
+            workload=toy_workload(),
+            terms=[active(CostTerm(name="t.s", summary="s", target=Target.OPERATOR, quantity="q", function=_one))],
+            options=EvaluationOptions(steps=2),
+            axes={"actor_training": axes},
+        )
+    assert caught.value.what == "space: leaves operator 'actor_training' no layout"
+    assert caught.value.facts == (*rules, *allowed)
 
 
 def test_a_pin_of_a_whole_assignment_leaves_no_choice() -> None:
