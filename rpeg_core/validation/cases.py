@@ -12,7 +12,7 @@ from rpeg_core.ir import Role
 from rpeg_core.spec.execution import Precision
 from rpeg_core.spec.machine import HardwareProfile
 from rpeg_core.validation.profiles import profile_of_gpu
-from rpeg_core.validation.rows import Unusable, read_rows
+from rpeg_core.validation.rows import Unusable, read_rows, usable
 from rpeg_core.validation.training import Setup, setup_of_row, training_batch
 
 __all__ = ["Case", "Part", "Skipped", "Table", "memory_cases", "training_cases"]
@@ -108,10 +108,8 @@ def training_cases(path: Path, profiles: Mapping[str, HardwareProfile]) -> Table
     for number, row in enumerate(read_rows(path, TRAINING_COLUMNS), start=2):
         name, source = row.text("id", f"line {number}"), row.text("source", "")
         try:
-            setup = setup_of_row(row, profile_of_gpu(row.text("gpu"), profiles))
+            setup = usable(lambda row=row: setup_of_row(row, profile_of_gpu(row.text("gpu"), profiles)))
             measured = row.number("step_time_s")
-            if measured <= 0:
-                raise Unusable(f"step_time_s is {measured:g}")
         except Unusable as reason:
             skipped.append(Skipped(id=name, source=source, reason=str(reason)))
             continue
@@ -151,11 +149,9 @@ def memory_cases(path: Path, profiles: Mapping[str, HardwareProfile]) -> Table:
         name, source = row.text("id", f"line {number}"), row.text("source", "")
         kind = row.text("memory_kind", "")
         try:
-            setup = setup_of_row(row, profile_of_gpu(row.text("gpu"), profiles))
+            setup = usable(lambda row=row: setup_of_row(row, profile_of_gpu(row.text("gpu"), profiles)))
             unit = 2**30 if "GiB" in kind and "MiB" not in kind else 1e9
             measured = row.number("memory_gb") * unit
-            if measured <= 0:
-                raise Unusable(f"memory_gb is {measured:g}")
         except Unusable as reason:
             skipped.append(Skipped(id=name, source=source, reason=f"memory: {reason}"))
             continue

@@ -23,8 +23,8 @@ from rpeg_core.spec.workload import Workload
 from rpeg_core.validation.architectures import model_of_row
 from rpeg_core.validation.cases import Case, Part, Skipped, Table
 from rpeg_core.validation.profiles import profile_of_gpu
-from rpeg_core.validation.rows import Row, Unusable, read_rows
-from rpeg_core.validation.training import Setup, layouts_of
+from rpeg_core.validation.rows import Row, Unusable, read_rows, usable
+from rpeg_core.validation.training import Setup, expert_degree, layouts_of
 
 __all__ = ["engine_batch", "generation_cases"]
 
@@ -102,7 +102,7 @@ def generation_cases(path: Path, profiles: Mapping[str, HardwareProfile]) -> Tab
     for number, row in enumerate(read_rows(path, COLUMNS), start=2):
         name, source = row.text("id", f"line {number}"), row.text("source", "")
         try:
-            cases.append(_case(row, name, source, profiles))
+            cases.append(usable(lambda: _case(row, name, source, profiles)))  # noqa: B023
         except Unusable as reason:
             skipped.append(Skipped(id=name, source=source, reason=str(reason)))
     return Table(path=path, cases=tuple(cases), skipped=tuple(skipped))
@@ -138,8 +138,6 @@ def _case(row: Row, name: str, source: str, profiles: Mapping[str, HardwareProfi
         if "median" not in row.text("notes", ""):
             alone = engine_batch(setup, sequences=1, prompt=prompt, response=1, prefill=True, decode=False)
             parts.append(Part(alone, (count - 1) / response))
-    if measured <= 0:
-        raise Unusable("its measured time is not positive")
     return Case(
         id=name,
         source=source,
@@ -183,7 +181,7 @@ def _setup(row: Row, profile: HardwareProfile) -> Setup:
     execution = Execution(
         framework=engine,
         precision=precision,
-        expert=row.whole("ep", default=1) if model.moe is not None else 1,
+        expert=expert_degree(row.whole("ep", default=1), model),
         sharding=Sharding.NONE,
         cache_bytes_per_element=1.0 if small else None,
     )

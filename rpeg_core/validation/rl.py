@@ -23,8 +23,8 @@ from rpeg_core.spec.workload import LengthQuantile, Workload
 from rpeg_core.validation.architectures import model_of_row
 from rpeg_core.validation.cases import Case, Part, Skipped, Table
 from rpeg_core.validation.profiles import profile_of_gpu
-from rpeg_core.validation.rows import Row, Unusable, read_rows
-from rpeg_core.validation.training import Setup, layouts_of
+from rpeg_core.validation.rows import LARGEST_COUNT, Row, Unusable, read_rows, usable
+from rpeg_core.validation.training import Setup, expert_degree, layouts_of
 
 __all__ = ["exponential_quantiles", "rl_cases"]
 
@@ -87,7 +87,7 @@ def rl_cases(path: Path, profiles: Mapping[str, HardwareProfile]) -> Table:
     for number, row in enumerate(read_rows(path, COLUMNS), start=2):
         name, source = row.text("id", f"line {number}"), row.text("source", "")
         try:
-            cases.append(_case(row, name, source, profiles))
+            cases.append(usable(lambda: _case(row, name, source, profiles)))  # noqa: B023
         except Unusable as reason:
             skipped.append(Skipped(id=name, source=source, reason=str(reason)))
     return Table(path=path, cases=tuple(cases), skipped=tuple(skipped))
@@ -95,8 +95,8 @@ def rl_cases(path: Path, profiles: Mapping[str, HardwareProfile]) -> Table:
 
 def _degrees(row: Row, column: str) -> dict[str, int]:
     found = {name.lower(): int(value) for name, value in re.findall(r"(TP|PP|CP|EP)\s*(\d+)", row.text(column))}
-    if not found:
-        raise Unusable(f"{column} is {row.text(column)!r}; allowed: degrees such as TP4 PP2")
+    if not found or not all(1 <= degree <= LARGEST_COUNT for degree in found.values()):
+        raise Unusable(f"{column} is {row.text(column)!r}; allowed: degrees of at least 1 such as TP4 PP2")
     return found
 
 
@@ -196,7 +196,7 @@ def _training(
         recompute=Recompute.FULL if checkpointing else Recompute.NONE,
         sequence_parallel=tp > 1,
         context=cp,
-        expert=degrees.get("ep", 1) if model.moe is not None else 1,
+        expert=expert_degree(degrees.get("ep", 1), model),
         sharding=Sharding.OPTIMIZER,
         pipeline_outermost=True,
     )

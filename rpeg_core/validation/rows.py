@@ -5,14 +5,18 @@ from __future__ import annotations
 import csv
 import gzip
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import attrs
 
-from rpeg_core.errors import ExperimentError
+from rpeg_core.errors import ExperimentError, RpegError
 
-__all__ = ["Row", "Unusable", "read_rows"]
+__all__ = ["LARGEST_COUNT", "Row", "Unusable", "read_rows", "usable"]
+
+LARGEST_COUNT = 2**31 - 1
+"""Of a column of whole numbers: a product of two of them still is a 64-bit number."""
 
 
 class Unusable(Exception):  # noqa: N818
@@ -39,11 +43,17 @@ class Row:
         return value
 
     def number(self, column: str, default: float | None = None) -> float:
-        """The number in a column.
+        """The number in a column; times, rates, sizes and lengths are all more than 0.
 
         Raises:
-            Unusable: it is blank without a default, or no finite number.
+            Unusable: it is blank without a default, no finite number, or not more than 0.
         """
+        found = self._finite(column, default)
+        if found <= 0:
+            raise Unusable(f"{column} is {found:g}; allowed: more than 0")
+        return found
+
+    def _finite(self, column: str, default: float | None) -> float:
         value = (self.values.get(column) or "").strip()
         if not value:
             if default is None:
@@ -58,19 +68,39 @@ class Row:
         return found
 
     def whole(self, column: str, default: int | None = None) -> int:
-        """The whole number in a column.
+        """The whole number in a column: at least 1, or at least ``default`` where that is 0.
 
         Raises:
-            Unusable: it is blank without a default, or not whole.
+            Unusable: it is blank without a default, not whole, or out of range.
         """
-        found = self.number(column, None if default is None else float(default))
+        found = self._finite(column, None if default is None else float(default))
         if found != int(found):
             raise Unusable(f"{column} is {found:g}, not a whole number")
+        least = 0 if default == 0 else 1
+        if not least <= found <= LARGEST_COUNT:
+            raise Unusable(f"{column} is {found:g}; allowed: {least} to {LARGEST_COUNT}")
         return int(found)
 
     def known(self, column: str) -> bool:
         """Whether the column holds anything."""
         return bool((self.values.get(column) or "").strip())
+
+
+_Made = TypeVar("_Made")
+
+
+def usable(make: Callable[[], _Made]) -> _Made:
+    """What ``make`` makes of a row.
+
+    Raises:
+        Unusable: of a column; or the columns together are no cluster, workload or model that can be planned.
+    """
+    try:
+        return make()
+    except RpegError as error:
+        raise Unusable("; ".join([error.what, *error.facts])) from error
+    except ArithmeticError as error:
+        raise Unusable(f"its numbers are out of range: {error}") from error
 
 
 def read_rows(path: Path, required: tuple[str, ...]) -> list[Row]:

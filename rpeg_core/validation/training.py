@@ -17,7 +17,7 @@ from rpeg_core.spec.workload import Workload
 from rpeg_core.validation.architectures import model_of_row
 from rpeg_core.validation.rows import Row, Unusable
 
-__all__ = ["Setup", "layouts_of", "setup_of_row", "training_batch"]
+__all__ = ["Setup", "expert_degree", "layouts_of", "setup_of_row", "training_batch"]
 
 
 @attrs.frozen(kw_only=True)
@@ -121,7 +121,7 @@ def setup_of_row(row: Row, profile: HardwareProfile) -> Setup:
         recompute=_recompute(row, defaults),
         sequence_parallel=_sequence_parallel(row, defaults) and tp > 1,
         context=cp,
-        expert=row.whole("ep", default=1) if model.moe is not None else 1,
+        expert=expert_degree(row.whole("ep", default=1), model),
         expert_tensor=_expert_tensor(row),
         virtual_stages=min(_virtual_stages(row), max(1, model.layers // pp)) if pp > 1 else 1,
         sharding=sharding,
@@ -141,6 +141,19 @@ def setup_of_row(row: Row, profile: HardwareProfile) -> Setup:
         layouts=layouts,
         execution=execution,
     )
+
+
+def expert_degree(degree: int, model: ModelSpec) -> int:
+    """The expert-parallel degree of a row.
+
+    Raises:
+        Unusable: the model has no experts, or not a multiple of the degree.
+    """
+    experts = 1 if model.moe is None else model.moe.experts
+    if experts % degree:
+        why = "the model has no experts" if model.moe is None else f"it does not divide the {experts} experts"
+        raise Unusable(f"ep is {degree}: {why}")
+    return degree
 
 
 def training_batch(setup: Setup) -> OperatorBatch:

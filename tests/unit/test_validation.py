@@ -115,7 +115,18 @@ def test_rows_are_counted_where_they_belong(tmp_path, changes, kind):
         ({"hidden": ""}, "hidden is not known"),
         ({"micro_batch": ""}, "micro_batch is not known"),
         ({"step_time_s": ""}, "step_time_s is not known"),
-        ({"step_time_s": "-1"}, "step_time_s is -1"),
+        ({"step_time_s": "-1"}, "step_time_s is -1; allowed: more than 0"),
+        *(
+            ({name: "0"}, f"{name} is 0; allowed: 1 to 2147483647")
+            for name in ("tp", "pp", "cp", "n_gpus", "micro_batch")
+        ),
+        ({"tp": "-4"}, "tp is -4; allowed: 1 to 2147483647"),
+        ({"seq_len": "0"}, "seq_len is 0"),
+        ({"step_time_s": "0"}, "step_time_s is 0; allowed: more than 0"),
+        ({"n_gpus": "1e30"}, "n_gpus is 1e+30; allowed"),
+        ({"n_gpus": "131072", "global_batch": "4096"}, "the cluster has 131,072 GPUs"),
+        ({"ep": "7"}, "ep is 7: the model has no experts"),
+        ({"ep": "3", "experts": "8", "topk": "2"}, "ep is 3: it does not divide the 8 experts"),
         ({"layers": "many"}, "layers is 'many', not a number"),
         ({"layers": "1.5"}, "layers is 1.5, not a whole number"),
         ({"vocab": "nan"}, "vocab is 'nan', not a finite number"),
@@ -204,6 +215,13 @@ def test_a_static_batch_is_one_generation(tmp_path):
         ({"dtype": "int4"}, "dtype 'int4' is not known"),
         ({"osl": "1"}, "osl is 1"),
         ({"tpot_ms": ""}, "tpot_ms is not known"),
+        ({"tpot_ms": "nan"}, "tpot_ms is 'nan', not a finite number"),
+        ({"tpot_ms": "-1"}, "tpot_ms is -1; allowed: more than 0"),
+        ({"tp": "0"}, "tp is 0"),
+        ({"isl": "0"}, "isl is 0"),
+        ({"batch_or_concurrency": "-4"}, "batch_or_concurrency is -4"),
+        ({"mode": "static batch", "output_tokens_per_s": "0"}, "output_tokens_per_s is 0; allowed: more than 0"),
+        ({"ep": "8"}, "ep is 8: the model has no experts"),
     ],
 )
 def test_a_generation_row_that_cannot_be_used_says_why(tmp_path, changes, reason):
@@ -233,6 +251,32 @@ RL = {
     "activation_ckpt": "True",
     "seq_packing": "True",
 }
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"n_gpus": "0"}, "n_gpus is 0"),
+        ({"samples_per_step": "0"}, "samples_per_step is 0"),
+        ({"step_time_s": "nan"}, "step_time_s is 'nan', not a finite number"),
+        ({"response_len_mean": "-5"}, "response_len_mean is -5; allowed: more than 0"),
+        ({"tokens_per_s_per_gpu": "1e308"}, "its numbers are out of range"),
+        ({"gen_parallelism": "TP0 PP1"}, "gen_parallelism is 'TP0 PP1'; allowed: degrees of at least 1"),
+        ({"train_parallelism": "TP4 CP0 PP2"}, "train_parallelism is 'TP4 CP0 PP2'"),
+        ({"train_parallelism": "TP4 EP7 PP2"}, "ep is 7: the model has no experts"),
+        ({"train_global_batch": "0"}, "train_global_batch is 0"),
+    ],
+)
+def test_a_step_that_cannot_be_used_says_why(tmp_path, changes, reason):
+    (skipped,) = rl_cases(table(tmp_path, [{**RL, **changes}]), PROFILES).skipped
+    assert reason in skipped.reason
+
+
+@pytest.mark.parametrize("memory", ["-5", "0", "nan", "inf"])
+def test_a_memory_that_is_none_is_listed_as_skipped(tmp_path, memory):
+    found = memory_cases(table(tmp_path, [{**TRAINING, "memory_gb": memory}]), PROFILES)
+    assert found.cases == ()
+    assert found.skipped[0].reason.startswith("memory: memory_gb is ")
 
 
 def test_a_step_is_generation_two_forward_passes_and_updates(tmp_path):
