@@ -16,7 +16,7 @@ from rpeg_core.cli import ui
 from rpeg_core.cli.context import CommandContext, pass_context
 from rpeg_core.cli.exit_codes import ExitCode
 from rpeg_core.cli.parameters import TIME_LIMIT
-from rpeg_core.errors import UsageError, suggest
+from rpeg_core.errors import ExperimentError, PinError, UsageError, suggest
 
 if TYPE_CHECKING:
     from rpeg_core.planning.sweep import Point, Row
@@ -153,7 +153,11 @@ def command(
 def _searched(
     points: Sequence[Point], registry: Registry, overrides: Sequence[Override], search: dict[str, Any]
 ) -> tuple[list[Row], bool]:
-    """The rows up to the end or to Ctrl-C, and whether there was one."""
+    """The rows up to the end or to Ctrl-C, and whether there was one.
+
+    Raises:
+        ExperimentError: the experiment fits no point.
+    """
     from rpeg_core.cli import planning
     from rpeg_core.planning.sweep import Row
 
@@ -168,32 +172,40 @@ def _searched(
         if planner is not None:
             planner.strategy()  # a wrong name or setting is an error before the first search, not after it
     rows: list[Row] = []
+    unfit: list[ExperimentError | PinError] = []
     try:
         for point, planner in zip(points, planners, strict=True):
             if planner is None:
                 rows.append(Row(point=point, why=point.skipped))
                 continue
-            row, stopped = _search_one(point, planner, registry, rows)
+            try:
+                row, stopped = _search_one(point, planner, registry, rows)
+            except (ExperimentError, PinError) as error:
+                why = "; ".join([error.what, *error.facts])
+                row, stopped = Row(point=attrs.evolve(point, skipped=why), why=why), False
+                unfit.append(error)
             rows.append(row)
             _tell(row, len(rows), len(points))
             if stopped:
                 return rows, True
     except KeyboardInterrupt:
         return rows, True
+    if unfit and len(unfit) == len(rows) and all(isinstance(error, ExperimentError) for error in unfit):
+        raise unfit[0]
     return rows, False
 
 
 def _search_one(point: Point, planner: Any, registry: Registry, earlier: Sequence[Row]) -> tuple[Row, bool]:
+    """The row of a point, and whether Ctrl-C ended its search.
+
+    Raises:
+        ExperimentError, PinError: the experiment does not fit this hardware or cluster.
+    """
     from rpeg_core.cli import planning
-    from rpeg_core.errors import PinError
     from rpeg_core.planning.remedies import Remedies
     from rpeg_core.planning.sweep import Row, found
 
-    try:
-        problem = planner.problem()
-    except PinError as error:
-        why = "; ".join([error.what, *error.facts])
-        return Row(point=attrs.evolve(point, skipped=why), why=why), False
+    problem = planner.problem()
     outcome, stopped = planning.searched(planner, problem, registry)
     plan = found(point, outcome, earlier)
     if plan is not None:

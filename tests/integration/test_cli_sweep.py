@@ -158,6 +158,24 @@ def test_a_pin_outside_a_cluster_skips_the_point(rpeg, experiment) -> None:
     assert ran.code == 0
 
 
+def test_hardware_without_a_precision_is_skipped(rpeg, experiment) -> None:
+    path = experiment(space={"generation": {"precision": ["fp8"]}}, cluster={"racks": 1})
+    ran, document = sweep(rpeg, path, "--gpus", "16", "--hardware", "a100-80gb,h100")
+    assert [point["state"] for point in document["points"]] == ["skipped", "fits"]
+    assert document["points"][0]["why"] == (
+        "space.generation.precision has no value that operator 'actor_generation' can have; "
+        "precision: a100-80gb has no peak of fp8 matrix products"
+    )
+    assert ran.code == 0
+
+
+def test_an_experiment_that_fits_no_point_is_an_error(rpeg, experiment) -> None:
+    path = experiment(space={"generation": {"precision": ["fp8"]}}, cluster={"racks": 1})
+    ran = rpeg("sweep", path, "--gpus", "8,16", "--hardware", "a100-80gb")
+    assert (ran.code, ran.out) == (4, "")
+    assert ran.err.startswith("error[experiment]: space.generation.precision has no value")
+
+
 def test_ctrl_c_keeps_what_is_finished_and_the_best_of_the_current_search(rpeg, experiment, installed) -> None:
     stopping(installed, 32, "os.kill(os.getpid(), signal.SIGINT)")
     ran, document = sweep(rpeg, experiment(), "--gpus", "16,32,64", "--strategy", "stopped")
