@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from rpeg_plugin_megatron.layouts import check_axes
+from megatron_plans import TINY, at, experiment, make_plan
+from rpeg_plugin_megatron.layouts import ELSEWHERE, Refusal, check_axes, refusals
 from rpeg_plugin_megatron.session import open_session
 from rpeg_plugin_megatron.settings import Settings
 
@@ -56,3 +57,49 @@ def test_a_session_refuses_before_it_starts_anything() -> None:
         f"  {name} has precision fp8; allowed: bf16\n"
         "hint: plan without these in space: and pin:, or use --backend simulator"
     )
+
+
+def plan_of(**changes: object):
+    """A GRPO plan on one GPU whose every operator's assignment has the changes; two models of different names."""
+    document = experiment("grpo")
+    document["models"]["reference"] = {"config": dict(TINY)}
+    plan = make_plan(document, {"": at("0")})
+    own = {name: attrs.evolve(assignment, **changes) for name, assignment in plan.assignments.items()}
+    return attrs.evolve(plan, assignments=own)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "hint"),
+    [
+        ({"layout": Layout(1, 1, 1, 2)}, "cp=2; allowed: 1", "leave cp out of space: and pin:"),
+        ({"layout": Layout(1, 1, 1, 1, 2)}, "ep=2; allowed: 1", "leave ep out of space: and pin:"),
+        (
+            {"mode": Mode(precision=Precision.FP8)},
+            "precision fp8; allowed: bf16",
+            "leave precision out of space: and pin:",
+        ),
+        (
+            {"layout": Layout(1, 1, 4)},
+            "tp=4 does not divide the 2 KV heads of actor, reference",
+            "pin another tp",
+        ),
+        ({"layout": Layout(1, 4, 1)}, "pp=4 does not divide the 2 layers of actor, reference", "pin another pp"),
+    ],
+    ids=str,
+)
+def test_a_warning_has_a_hint_of_its_own(changes, reason, hint) -> None:
+    plan = plan_of(**changes)
+    models = [op.name for op in plan.rpeg.operators if plan.rpeg.models_of(op.name)]
+    (found,) = refusals(plan)
+    names = models if reason.startswith(("tp", "pp")) else list(plan.assignments)
+    assert found == Refusal(", ".join(names), reason, f"{hint}, or {ELSEWHERE}")
+
+
+def test_models_that_cannot_be_run_for_the_same_reason_are_one_warning() -> None:
+    plan = plan_of()
+    models = tuple(attrs.evolve(m, spec=attrs.evolve(m.spec, family="gemma2")) for m in plan.rpeg.models)
+    (found,) = refusals(attrs.evolve(plan, rpeg=attrs.evolve(plan.rpeg, models=models)))
+    assert found.reason == (
+        "models actor, reference have family 'gemma2', which is not one of inline, llama, mistral, qwen2, qwen3"
+    )
+    assert found.hint == f"plan for other models, or {ELSEWHERE}"

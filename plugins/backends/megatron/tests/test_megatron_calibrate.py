@@ -96,6 +96,15 @@ def test_a_command_that_is_interrupted_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_without_a_gpu_cuda_is_refused_before_a_process_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert main(["calibrate", "--device", "cuda", "-o", str(tmp_path / "mine.yaml")]) == 3
+    error = capsys.readouterr().err
+    assert error.endswith("error[backend]: this machine shows no GPU\nhint: --device cpu measures its cores\n")
+
+
 def test_gpus_have_sizes_of_their_own() -> None:
     gpu, cpu = points(cpu=False, ranks=2, quick=False), points(cpu=True, ranks=2, quick=False)
     assert max(gpu.message_bytes) > max(cpu.message_bytes)

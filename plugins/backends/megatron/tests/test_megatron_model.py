@@ -204,7 +204,7 @@ def test_layouts_are_checked(layout: Layout, expected: str | None) -> None:
 def test_unsupported_models_are_refused_with_the_reason() -> None:
     model = public_model("Qwen/Qwen2.5-7B")
     assert check_layout(attrs.evolve(model, family="gemma2"), Layout(1, 1, 1)) == (
-        "model Qwen/Qwen2.5-7B: family 'gemma2' is not one of inline, llama, mistral, qwen2, qwen3"
+        "model Qwen/Qwen2.5-7B has family 'gemma2', which is not one of inline, llama, mistral, qwen2, qwen3"
     )
     assert check_layout(attrs.evolve(model, gated_ffn=False), Layout(1, 1, 1)) == (
         "model Qwen/Qwen2.5-7B has a feed-forward network without gate"

@@ -69,9 +69,9 @@ def rpeg_check_plan(plan: Plan) -> Iterator[Diagnostic]:
     """What this backend refuses to run although the planner's rules allow it."""
     from rpeg_plugin_megatron.layouts import refusals
 
-    for operators, reason in refusals(plan):
+    for refusal in refusals(plan):
         yield Diagnostic(
             severity=Severity.WARNING,
-            message=f"backend megatron cannot run {operators}: {reason}",
-            hint="pin another tp, or run the plan elsewhere",
+            message=f"backend megatron cannot run {refusal.operators}: {refusal.reason}",
+            hint=refusal.hint,
         )

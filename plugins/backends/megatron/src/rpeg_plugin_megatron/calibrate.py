@@ -41,9 +41,11 @@ def measure(request: CalibrationRequest) -> Measurements:
     """Measure this machine with one process per device, at most two.
 
     Raises:
-        BackendError: a process failed or hangs.
+        BackendError: a GPU is asked for and there is none; a process failed or hangs.
         KeyboardInterrupt: no process is left behind.
     """
+    if request.device == "cuda" and not host.shown_gpus():
+        raise BackendError("this machine shows no GPU", hint="--device cpu measures its cores")
     began = time.monotonic()
     cpu = request.device == "cpu" or (request.device == "auto" and not host.shown_gpus())
     devices = host.cores() if cpu else max(1, host.shown_gpus())
