@@ -69,6 +69,7 @@ def command(
     from rpeg_core.cli import planning, run_folder
     from rpeg_core.cli.run_display import RunDisplay
     from rpeg_core.planning.plan import load_plan
+    from rpeg_core.planning.recheck import with_own_intervals
 
     found = load_plan(plan)
     record = _backend(context.registry, backend)
@@ -83,6 +84,7 @@ def command(
     if trace_file is not None:
         planning.writable(trace_file, plan)
     asked = getattr(settings, "steps", None) if steps is None else steps
+    found = with_own_intervals(found, context.registry)
     with run_folder.held(output, found, resume=resume), ui.live() as show:
         display = RunDisplay(found, f"{backend} runs {plan}", asked, show)
         try:

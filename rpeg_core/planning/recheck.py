@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import attrs
 
 from rpeg_core._version import __version__
+from rpeg_core.errors import RpegError
 from rpeg_core.ir import to_text
 from rpeg_core.passes.evaluate import Prediction
 from rpeg_core.planning.plan import Plan
@@ -15,7 +16,7 @@ from rpeg_core.planning.problem import StructureProblem
 from rpeg_core.plugins.registry import Registry
 from rpeg_core.settings import Override
 
-__all__ = ["Recheck", "recheck"]
+__all__ = ["Recheck", "recheck", "with_own_intervals"]
 
 
 @attrs.frozen(kw_only=True)
@@ -56,6 +57,22 @@ def recheck(plan: Plan, registry: Registry, overrides: Sequence[Override] = ()) 
         prediction=structure.predict(plan.assignments),
         differences=tuple(_differences(plan, now, to_text(planner.graph(plan.structure)))),
     )
+
+
+def with_own_intervals(plan: Plan, registry: Registry) -> Plan:
+    """The plan with the intervals of the installed plugins: those of the file are outside its digest.
+
+    Without intervals where the plan cannot be evaluated again, or is predicted differently now: those of now would not
+    be of the prediction that the file has.
+    """
+    said = plan.intervals
+    if said is None or not any([said.step_s, said.tokens_per_s, *said.operator_s.values()]):
+        return plan
+    try:
+        now = recheck(plan, registry).plan
+    except RpegError:
+        return attrs.evolve(plan, intervals=None)
+    return attrs.evolve(plan, intervals=now.intervals if now.prediction == plan.prediction else None)
 
 
 def _differences(then: Plan, now: Plan, graph: str) -> Iterator[str]:

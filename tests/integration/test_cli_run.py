@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from rpeg_core.errors import MissingPluginError
+from rpeg_core.planning import recheck
 from rpeg_core.planning.plan import load_plan
 from rpeg_core.runtime.trace import Trace
 
@@ -50,6 +52,27 @@ def test_json_and_the_trace_files_say_the_same(rpeg: Callable[..., Any], plan: s
     assert document["operators"]["actor_training"]["busy_s_per_step"] == trace.busy_s()["actor_training"][0] / STEPS
     bars = [e for e in json.loads(Path(document["perfetto_file"]).read_text())["traceEvents"] if e["ph"] == "X"]
     assert {bar["args"]["node"] for bar in bars} == {node.node for node, _, _ in trace.intervals()}
+
+
+def test_intervals_that_somebody_wrote_into_the_file_are_not_shown(rpeg: Callable[..., Any], plan: str) -> None:
+    document = json.loads(Path(plan).read_text())
+    own = document["intervals"]
+    assert own["step_s"] is not None
+    names = list(own["operator_s"])
+    forged = own | {"step_s": [0.001, 0.002], "operator_s": {name: [0.001, 0.002] for name in names}}
+    Path(plan).write_text(json.dumps(document | {"intervals": forged}))
+    ran = rpeg("run", plan, "--steps", STEPS, "--json")
+    assert (ran.code, json.loads(ran.out)["intervals"]) == (0, own)
+
+
+def test_intervals_of_a_plan_that_cannot_be_evaluated_again_are_left_out(
+    rpeg: Callable[..., Any], plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: Any) -> Any:
+        raise MissingPluginError("no cost model")
+
+    monkeypatch.setattr(recheck, "recheck", missing)
+    assert json.loads(rpeg("run", plan, "--steps", STEPS, "--json").out)["intervals"] is None
 
 
 def test_settings_come_from_the_experiment_then_the_command(
