@@ -221,6 +221,13 @@ def load_plan(path: Path | str) -> Plan:
             ],
             hint="change the experiment's `pin:` instead and run `rpeg predict`",
         )
+    for key in ("search", "intervals"):  # outside the digest
+        if not isinstance(document.get(key, {}), dict):
+            raise PlanFileError(
+                f"{path} is not a plan",
+                facts=[f"{key} is {json.dumps(document[key])[:40]}; allowed: an object"],
+                hint="make the plan again with `rpeg plan`",
+            )
     try:
         plan = _plan(document)
         if document.get("microtasks", {}) != plan._schedules():

@@ -296,12 +296,19 @@ class Planner:
         roles = {role.value for role in Role}
         operators = {op.name: op.role.value for graph in graphs for op in graph.operators}
         known = [*sorted(roles), *sorted(operators)]
+        functions = {op.name for graph in graphs for op in graph.operators if not graph.models_of(op.name)}
         for name, entry in self.experiment.space.items():
             if name not in known:
                 raise UnknownKeyError(
                     f"space.{name} names no role and no operator of {self.template.name!r}",
                     facts=[f"allowed: {', '.join(known)}"],
                     hint=suggest(name, known),
+                )
+            if name in functions and entry.document():
+                raise ExperimentError(
+                    f"space.{name}: {name} is a function without a model",
+                    facts=["it has no axis, and no framework prices it", f"in the file: {', '.join(entry.document())}"],
+                    hint=f"remove space.{name}",
                 )
             if entry.framework is not None:
                 _check_framework(name, entry.framework, operators.get(name, name), self.terms)

@@ -104,10 +104,12 @@ _Member = TypeVar("_Member", bound=enum.Enum)
 
 
 def member(entry: Section, key: str, kind: type[_Member]) -> _Member | None:
-    """The single value of an axis, None when it is not said. Raises as :func:`read_space`."""
+    """The single value of an axis, None when it is not said; a list is refused. Raises as :func:`read_space`."""
+    if isinstance(entry.get(key), list | tuple):
+        raise ExperimentError(
+            f"{entry.key(key)} is {entry.get(key)!r}", facts=[f"allowed: one of {', '.join(v.value for v in kind)}"]
+        )
     values = _members(entry, key, kind)
-    if values is not None and len(values) > 1:
-        raise ExperimentError(f"{entry.key(key)} has {len(values)} values", facts=["allowed: one"])
     return None if values is None else values[0]
 
 

@@ -78,7 +78,7 @@ def read_profile(path: Path) -> HardwareProfile:
     Raises:
         ExperimentError: it cannot be read or is not a profile; all that is wrong is in the one error.
     """
-    document = read_yaml(path)
+    document = read_yaml(path, hint=HINT)
     if not isinstance(document, Mapping) or document.get("schema") != SCHEMA:
         raise ExperimentError(
             f"{path} is not a hardware profile", facts=[f"allowed: a mapping with schema: {SCHEMA}"], hint=HINT

@@ -32,8 +32,11 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def read_yaml(path: Path) -> object:
-    """The document of a YAML file.
+INIT = "`rpeg init` writes a commented experiment file"
+
+
+def read_yaml(path: Path, *, hint: str = INIT) -> object:
+    """The document of a YAML file; ``hint`` says how to get one that can be read.
 
     Raises:
         ExperimentError: it cannot be read, is not valid YAML, or repeats a key of a mapping.
@@ -44,21 +47,28 @@ def read_yaml(path: Path) -> object:
         raise ExperimentError(
             f"cannot read {path}",
             facts=[getattr(error, "strerror", None) or str(error)],
-            hint="`rpeg init` writes a commented experiment file",
+            hint=hint,
         ) from error
-    loader = _Loader(text)
-    loader.name = str(path)
     try:
-        return loader.get_single_data()
+        return _document(text, path)
     except RecursionError:
         raise ExperimentError(f"{path} is nested too deeply") from None
     except yaml.YAMLError as error:
         raise ExperimentError(f"{path} is not valid YAML", facts=[_problem(error)]) from error
+
+
+def _document(text: str, path: Path) -> object:
+    loader = _Loader(text)  # refuses characters that YAML does not have
+    loader.name = str(path)
+    try:
+        return loader.get_single_data()
     finally:
         loader.dispose()
 
 
 def _problem(error: yaml.YAMLError) -> str:
+    if isinstance(error, yaml.reader.ReaderError):
+        return f"character {error.position + 1}: #x{error.character:04x} is not allowed in YAML"
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     if mark is None or problem is None:
         return " ".join(str(error).split())
@@ -95,7 +105,9 @@ class Section:
         if self.get(name) is None:
             if optional:
                 return Section({}, self.key(name))
-            raise ExperimentError(f"{self.key(name)} is missing", hint="`rpeg init` writes a commented experiment file")
+            if name in self.values:
+                raise self._empty(name, "a mapping of keys to values")
+            raise ExperimentError(f"{self.key(name)} is missing", hint=INIT)
         return Section(self.values[name], self.key(name))
 
     def text(self, name: str, default: str | None = None) -> str:
@@ -148,9 +160,14 @@ class Section:
             raise ExperimentError(f"{self.key(name)} is {_show(value)}", facts=[f"allowed: {allowed}"])
         return items
 
+    def _empty(self, name: str, allowed: str) -> ExperimentError:
+        return ExperimentError(f"{self.key(name)} is empty", facts=[f"allowed: {allowed}"])
+
     def _value(self, name: str, default: Any, fits: Callable[[Any], Any], allowed: str) -> Any:
         value = self.get(name)
         if value is None:
+            if default is None and name in self.values:
+                raise self._empty(name, allowed)
             if default is None:
                 raise ExperimentError(f"{self.key(name)} is missing", facts=[f"allowed: {allowed}"])
             return default

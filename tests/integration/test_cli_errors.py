@@ -40,6 +40,30 @@ PIN_HINT = "hint: change the pin, or leave the key out and let the search choose
             4,
             "error[experiment]: cluster.gpus_per_node is 0\n  allowed: a whole number >= 1\n",
         ),
+        (
+            {"cluster": {"hardware": "./nope.yaml"}},
+            4,
+            re.compile(
+                r"error\[experiment\]: cannot read \S*/nope\.yaml\n  No such file or directory\n"
+                r"hint: `rpeg calibrate --output FILE` writes one\n"
+            ),
+        ),
+        (
+            {"space": {"training": None}},
+            4,
+            "error[experiment]: space.training is empty\n  allowed: a mapping of keys to values\n",
+        ),
+        (
+            {"pin": {"actor_training": None}},
+            4,
+            "error[experiment]: pin.actor_training is empty\n  allowed: a mapping of keys to values\n",
+        ),
+        (
+            {"pin": {"actor_training": {"recompute": ["none"]}}},
+            4,
+            "error[experiment]: pin.actor_training.recompute is ['none']\n"
+            "  allowed: one of none, selective, operator, full\n",
+        ),
         ({"cluster": {"racks": -1}}, 4, "error[experiment]: cluster.racks is -1\n  allowed: a whole number >= 1\n"),
         (
             {"workload": {"prompts": 0}},
@@ -70,7 +94,7 @@ PIN_HINT = "hint: change the pin, or leave the key out and let the search choose
         (
             {"models": {"actor": None}},
             4,
-            "error[experiment]: models.actor is missing\nhint: `rpeg init` writes a commented experiment file\n",
+            "error[experiment]: models.actor is empty\n  allowed: a mapping of keys to values\n",
         ),
         (
             {"settings": {"greedy": {"structure": "all"}}},
@@ -98,7 +122,36 @@ PIN_HINT = "hint: change the pin, or leave the key out and let the search choose
 )
 def test_a_wrong_experiment(rpeg, experiment, sections, code, text) -> None:
     ran = rpeg("plan", experiment(**sections))
-    assert (ran.code, ran.out, ran.err) == (code, "", text)
+    assert (ran.code, ran.out) == (code, "")
+    assert text.fullmatch(ran.err) if isinstance(text, re.Pattern) else ran.err == text
+
+
+@pytest.mark.parametrize("entry", [{"framework": "trl"}, {"cp": [2]}], ids=str)
+def test_a_space_of_a_function_is_refused(rpeg, experiment, entry) -> None:
+    path = experiment(
+        algorithm="grpo",
+        settings={"grpo": {"reward_seconds_per_sample": 0.1}},
+        workload={"rollouts_per_prompt": 8},
+        space={"reward_function": entry},
+    )
+    text = path.read_text()
+    path.write_text(re.sub(r"  (critic|reward):\n    config: \S+\n", "", text))
+    ran = rpeg("plan", path)
+    assert (ran.code, ran.out, ran.err) == (
+        4,
+        "",
+        "error[experiment]: space.reward_function: reward_function is a function without a model\n"
+        f"  it has no axis, and no framework prices it\n  in the file: {next(iter(entry))}\n"
+        "hint: remove space.reward_function\n",
+    )
+
+
+@pytest.mark.parametrize("seconds", ["1e300", "86401"])
+def test_a_reward_function_takes_a_day_at_most(rpeg, experiment, seconds) -> None:
+    ran = rpeg("plan", experiment(), "--set", f"ppo.reward_seconds_per_sample={seconds}")
+    assert (ran.code, ran.out) == (2, "")
+    assert "settings.ppo.reward_seconds_per_sample is " in ran.err
+    assert "allowed: a finite number of at least 0.0 and at most 86400.0, or null" in ran.err
 
 
 @pytest.mark.parametrize(
@@ -211,6 +264,10 @@ def test_a_section_of_settings_that_names_no_plugin(rpeg, experiment) -> None:
             "  line 2, column 1: expected ',' or ']', but got '<stream end>'\n",
         ),
         ("[1]", "error[experiment]: the experiment is [1]\n  allowed: a mapping of keys to values\n"),
+        (
+            "a: 1\0\n",
+            "error[experiment]: x.yaml is not valid YAML\n  character 5: #x0000 is not allowed in YAML\n",
+        ),
         ("", "error[experiment]: the experiment is empty\n  allowed: a mapping of keys to values\n"),
     ],
 )
@@ -270,6 +327,19 @@ def test_a_plan_of_another_schema_is_refused(rpeg, plan_file, command) -> None:
     assert (ran.code, ran.err) == (
         4,
         "error[plan-file]: plan.json has schema 9\n  allowed: 1\nhint: make the plan again with `rpeg plan`\n",
+    )
+
+
+@pytest.mark.parametrize("key", ["search", "intervals"])
+@pytest.mark.parametrize("command", ["predict", "explain", "run"])
+def test_what_the_digest_does_not_cover_must_still_be_an_object(rpeg, plan_file, command, key) -> None:
+    plan_file.write_text(json.dumps(json.loads(plan_file.read_text()) | {key: None}))
+    ran = rpeg(command, "plan.json")
+    assert (ran.code, ran.out, ran.err) == (
+        4,
+        "",
+        f"error[plan-file]: plan.json is not a plan\n  {key} is null; allowed: an object\n"
+        "hint: make the plan again with `rpeg plan`\n",
     )
 
 

@@ -27,6 +27,7 @@ class Settings(PolicySettings):
         help="Time of the reward function for one response on one worker; needed without a reward model.",
         unit="s",
         minimum=0.0,
+        maximum=86400.0,  # a day
     )
     data_bytes_per_element: int | None = setting(
         None,
