@@ -106,6 +106,7 @@ def command(
     Pareto-optimal points and the knee, beyond which more GPUs add less, are marked. Costs are of the whole cluster,
     busy or idle, and need a price: from --price, else cluster.price_per_gpu_hour, else the hardware profile.
 
+    A point that cannot be planned, e.g. on GPUs without a precision that space: asks for, is skipped with the reason.
     A plan for fewer GPUs also runs on more: where a search finds less, the smaller plan is taken and marked. Ctrl-C
     keeps the finished points and exits with 130. The exit code is 1 when no point has a plan that fits.
     """
