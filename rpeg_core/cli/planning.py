@@ -25,9 +25,9 @@ from rpeg_core.planning.problem import Problem
 from rpeg_core.planning.remedies import Present, Remedies, find_headroom, find_remedies
 from rpeg_core.planning.search import Incumbent, Progress
 from rpeg_core.planning.solve import Outcome, solve
-from rpeg_core.planning.space import frameworks_only
 from rpeg_core.planning.structures import StructureChoices
 from rpeg_core.plugins.registry import LoadedDiagnostic, Registry
+from rpeg_core.records import HardwareProfile
 from rpeg_core.report import documents, gantt, intervals, moments, summary, tables, words
 from rpeg_core.report import remedies as remedies_in_words
 from rpeg_core.report.memory import memory_overview, out_of_memory
@@ -327,6 +327,7 @@ def remedies_for(
             experiment,
             lambda changed: Planner(changed, registry, overrides),
             present=present,
+            profiles=[r.record for r in registry.records("hardware") if isinstance(r.record, HardwareProfile)],
             cancelled=lambda: progress.cancelled,
         )
 
@@ -346,12 +347,21 @@ def headroom_for(
 
 
 def pinning(plan: Plan) -> Experiment:
-    """The experiment that asks for exactly this plan."""
+    """The experiment that asks for exactly this plan; pins that are given up leave what its ``space:`` says."""
     structure = plan.structure
+    pins: dict[str, Pin] = {}
+    for name, assignment in plan.assignments.items():
+        layout, mode = assignment.layout, assignment.mode
+        pins[name] = attrs.evolve(  # defaults, too: without them ``space:`` would leave a choice
+            Pin.of(assignment),
+            context=layout.context,
+            expert=layout.expert,
+            sequence_parallel=mode.sequence_parallel,
+            precision=mode.precision,
+        )
     return attrs.evolve(
         plan.experiment,
-        pins={name: Pin.of(assignment) for name, assignment in plan.assignments.items()},
-        space=frameworks_only(plan.experiment.space),
+        pins=pins,
         structure=StructureChoices(
             staleness=tuple(sorted({tau for _, tau in structure.staleness})) or (0,),
             actor_critic_sharing=(structure.actor_critic_sharing,),

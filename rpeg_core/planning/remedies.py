@@ -9,26 +9,35 @@ more memory, which nobody can set.
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
 
-from rpeg_core.costing.memory import DeviceMemory, device_memory
-from rpeg_core.errors import ExperimentError, PinError, UnknownKeyError
+from rpeg_core.costing.memory import DeviceMemory
 from rpeg_core.passes.evaluate import Prediction
-from rpeg_core.passes.score import RUNTIME_RESERVE, usable_bytes
+from rpeg_core.passes.score import usable_bytes
 from rpeg_core.planning.assignment import ExecutionPlan
+from rpeg_core.planning.changes import (
+    LEFT_OUT,
+    MORE_GPUS,
+    OTHER_GPUS,
+    SOFTWARE,
+    Change,
+    Make,
+    kinds,
+    problem_of,
+    without_limit,
+)
 from rpeg_core.planning.footprint import least_memory
 from rpeg_core.planning.pins import Pin
-from rpeg_core.planning.planner import Planner
 from rpeg_core.planning.problem import Problem, StructureProblem
 from rpeg_core.planning.search import Solution
+from rpeg_core.records import HardwareProfile
+from rpeg_core.spec.execution import Precision
 from rpeg_core.spec.experiment import Experiment
-from rpeg_core.spec.lengths import LengthQuantile
-from rpeg_core.spec.workload import Workload
 
 __all__ = ["LITTLE_ROOM", "Present", "Remedies", "Remedy", "find_headroom", "find_remedies", "present_plan"]
 
@@ -44,13 +53,18 @@ MAX_PASSES = 4
 
 WORTH_A_CHANGE = 0.01
 """Share of the throughput below which an operator is left as it is **[choice]**."""
-MAX_NODE_FACTOR = 8
-ENDLESS_GB = 1e9
 
-SOFTWARE, MORE_GPUS, OTHER_GPUS = range(3)
-"""What a change asks for: nothing, more GPUs, GPUs with more memory."""
+WRITTEN = ("gpus", "dp", "pp", "tp", "cp", "ep", "microbatches", "sequence_parallel", "recompute", "precision")
+"""The keys of a pin, in the order in which changes name them."""
 
-Make = Callable[[Experiment], Planner]
+DEFAULTS: Mapping[str, Any] = {
+    "cp": 1,
+    "ep": 1,
+    "sequence_parallel": False,
+    "recompute": LEFT_OUT,
+    "precision": Precision.BF16.value,
+}
+"""What a pin without the key stands for."""
 
 
 @attrs.frozen(kw_only=True)
@@ -95,6 +109,7 @@ class Remedy:
         tokens_per_s, step_s: of the plan that was found.
         peak_bytes, usable_bytes: of its fullest GPU.
         slowdown: time per token over that of the present plan, less 1; None where there is nothing to compare with.
+        note: what has to change with it, or which GPU has that memory; empty when there is nothing to say.
     """
 
     key: str
@@ -107,6 +122,7 @@ class Remedy:
     peak_bytes: float
     usable_bytes: float
     slowdown: float | None
+    note: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -124,17 +140,6 @@ class Remedies:
     untried: tuple[str, ...] = ()
     present: Present | None = None
     stopped: bool = False
-
-
-@attrs.frozen(kw_only=True)
-class _Change:
-    key: str
-    value: str
-    instead_of: str
-    extent: float
-    experiment: Experiment
-    asks_for: int = SOFTWARE
-    operators: tuple[str, ...] = ()  # whose pins are given up
 
 
 @attrs.frozen(kw_only=True)
@@ -179,6 +184,7 @@ def find_remedies(
     make: Make,
     *,
     present: Present | None = None,
+    profiles: Sequence[HardwareProfile] = (),
     seconds: float = SECONDS,
     cancelled: Callable[[], bool] = _never,
 ) -> Remedies:
@@ -187,6 +193,7 @@ def find_remedies(
     Args:
         experiment: one for which nothing fits.
         make: gives the planner of a changed experiment.
+        profiles: of GPUs that there are; memory is offered up to what one of them has.
         present: the plan that does not fit; without it slowdowns refer to a plan that memory does not limit.
         seconds: time for all tries.
         cancelled: asked between tries; what was found until then is returned.
@@ -194,7 +201,7 @@ def find_remedies(
     limits = _Limits(time.monotonic() + seconds, cancelled)
     if present is None and not limits.reached:
         present = _without_limit(experiment, make, limits)
-    return _tried(experiment, make, present, limits, (SOFTWARE, MORE_GPUS, OTHER_GPUS), 1.0)
+    return _tried(experiment, make, present, limits, (SOFTWARE, MORE_GPUS, OTHER_GPUS), 1.0, profiles)
 
 
 def find_headroom(
@@ -218,16 +225,26 @@ def find_headroom(
 
 
 def _tried(
-    experiment: Experiment, make: Make, present: Present | None, limits: _Limits, allowed: tuple[int, ...], share: float
+    experiment: Experiment,
+    make: Make,
+    present: Present | None,
+    limits: _Limits,
+    allowed: tuple[int, ...],
+    share: float,
+    profiles: Sequence[HardwareProfile] = (),
 ) -> Remedies:
     """``share`` of the real memory is what ``experiment`` says a GPU has."""
     found: list[Remedy] = []
     tried: list[str] = []
     untried: list[str] = []
-    for key, asks_for, changes in _kinds(experiment, make, present, limits):
+    limit = usable_bytes(make(experiment).hardware.device.memory_bytes)
+    suspects = () if present is None else present.suspects(limit)
+    for key, asks_for, changes in kinds(experiment, make, suspects, profiles, limits.deadline):
         if asks_for not in allowed:
             continue
-        remedy, attempts = _first_that_fits(changes, make, present, limits, share)
+        remedy, attempts = _first_that_fits(changes, make, present, experiment.pins, limits, share)
+        if remedy is not None and key.startswith("space.") and _surpassed(remedy, found):
+            continue
         if remedy is not None:
             found += [remedy] if all((remedy.key, remedy.value) != (r.key, r.value) for r in found) else []
         elif limits.reached:
@@ -244,21 +261,38 @@ def _tried(
     )
 
 
+def _surpassed(remedy: Remedy, found: Sequence[Remedy]) -> bool:
+    """Whether other pins, within the present ``space:``, are as fast."""
+    least = (1.0 - WORTH_A_CHANGE) * remedy.tokens_per_s
+    return any(other.key.split(".")[0] == "pin" and other.tokens_per_s >= least for other in found)
+
+
 def _first_that_fits(
-    changes: Iterator[_Change], make: Make, present: Present | None, limits: _Limits, share: float
+    changes: Iterator[Change],
+    make: Make,
+    present: Present | None,
+    pinned: Mapping[str, Pin],
+    limits: _Limits,
+    share: float,
 ) -> tuple[Remedy | None, int]:
+    """``pinned`` is what pins are compared with when there is no plan."""
     attempts = 0
     for change in changes:
         if limits.reached:
             break
         attempts += 1
-        start = present.assignments if change.operators else None
-        found = _fitting(change.experiment, make, limits, start)
+        plan = {} if present is None else present.assignments
+        found = _fitting(change.experiment, make, limits, plan if plan and change.operators else None)
         if found is None:
             continue
-        values = {name: getattr(change, name) for name in ("key", "value", "instead_of", "extent", "asks_for")}
+        names = ("key", "value", "instead_of", "extent", "asks_for", "note")
+        values = {name: getattr(change, name) for name in names}
         if change.operators:
-            values |= _differing(change.operators, present.assignments, found.assignments)
+            pins = {name: Pin.of(assignment) for name, assignment in plan.items()} or pinned
+            before = {name: pins[name].document() for name in change.operators}
+            values |= _differing(change.operators, before, found.assignments)
+            if not values["value"]:
+                continue  # the pins do not say what made the difference
         memory_bytes = make(change.experiment).hardware.device.memory_bytes / share
         remedy = Remedy(
             **values,
@@ -272,198 +306,39 @@ def _first_that_fits(
     return None, attempts
 
 
-def _kinds(
-    experiment: Experiment, make: Make, present: Present | None, limits: _Limits
-) -> Iterator[tuple[str, int, Iterator[_Change]]]:
-    limit = usable_bytes(make(experiment).hardware.device.memory_bytes)
-    groups = () if present is None else present.suspects(limit)
-    pinned = [tuple(name for name in group if name in experiment.pins) for group in groups]
-    for operator in pinned[0] if len(pinned) == 1 else ():
-        yield f"pin.{operator}", SOFTWARE, _rechosen(experiment, (operator,))
-    together = tuple(dict.fromkeys(name for group in pinned for name in group))
-    if len(together) > 1:
-        yield "pin", SOFTWARE, _rechosen(experiment, together)
-    yield "structure.staleness", SOFTWARE, _synchronous(experiment)
-    yield "structure.actor_critic_sharing", SOFTWARE, _sharing(experiment, make)
-    yield "workload.cache_bytes_per_element", SOFTWARE, _small_cache(experiment)
-    yield "workload.prompts", SOFTWARE, _prompts(experiment, make(experiment).machine.gpus)
-    yield "workload.response_tokens", SOFTWARE, _responses(experiment)
-    key = "cluster.racks" if experiment.cluster.racks > 1 else "cluster.nodes_per_rack"
-    yield key, MORE_GPUS, _nodes(experiment)
-    yield "cluster.memory_gb", OTHER_GPUS, _memory(experiment, make, limits)
+def _differing(
+    operators: tuple[str, ...], present: Mapping[str, Mapping[str, Any]], found: ExecutionPlan
+) -> dict[str, str]:
+    """Key, old and new value of the pins that differ; several operators are named in the values.
 
-
-def _rechosen(experiment: Experiment, operators: tuple[str, ...]) -> Iterator[_Change]:
-    """Other degrees and microbatches on the same GPUs, then on any."""
-    others = {name: pin for name, pin in experiment.pins.items() if name not in operators}
-    places = {name: Pin(allocation=experiment.pins[name].allocation) for name in operators}
-    for freed in (places, {}):
-        yield _Change(
-            key=f"pin.{operators[0]}" if len(operators) == 1 else "pin",
-            value="",
-            instead_of="",
-            extent=0.0,
-            experiment=attrs.evolve(experiment, pins=others | freed),
-            operators=operators,
-        )
-
-
-def _differing(operators: tuple[str, ...], present: ExecutionPlan, found: ExecutionPlan) -> dict[str, str]:
-    """Key, old and new value of the pins that differ; several operators are named in the values."""
-    changed = tuple(name for name in operators if present[name] != found[name])
-    texts: list[tuple[str, str]] = []
-    for name in changed:
-        before, after = Pin.of(present[name]).document(), Pin.of(found[name]).document()
-        keys = [key for key in before if before[key] != after[key]]
-        named = f"{name} " if len(changed) > 1 else ""
-        texts.append(tuple(named + ", ".join(f"{key} {pin[key]}" for key in keys) for pin in (before, after)))
+    Args:
+        operators: whose pins were given up.
+        present: their pins as the file writes them; a degree that is missing is open, an axis at its default.
+        found: what the change brought.
+    """
+    texts: dict[str, tuple[str, str]] = {}
+    for name in operators:
+        before, after = {**DEFAULTS, **present[name]}, {**DEFAULTS, **Pin.of(found[name]).document()}
+        keys = sorted((key for key in before if before[key] != after[key]), key=WRITTEN.index)
+        if keys:
+            texts[name] = tuple(", ".join(f"{key} {_shown(pin[key])}" for key in keys) for pin in (before, after))
+    if len(texts) == 1:
+        [(name, (old, new))] = texts.items()
+        return {"key": f"pin.{name}", "instead_of": old, "value": new}
     return {
-        "key": f"pin.{changed[0]}" if len(changed) == 1 else "pin",
-        "instead_of": "; ".join(text for text, _ in texts),
-        "value": "; ".join(text for _, text in texts),
+        "key": "pin",
+        "instead_of": "; ".join(f"{name} {old}" for name, (old, _) in texts.items()),
+        "value": "; ".join(f"{name} {new}" for name, (_, new) in texts.items()),
     }
 
 
-def _synchronous(experiment: Experiment) -> Iterator[_Change]:
-    """Staleness 0 keeps no second copy of the weights for serving."""
-    choices = experiment.structure
-    if 0 not in choices.staleness:
-        yield _Change(
-            key="structure.staleness",
-            value="[0]",
-            instead_of=str(list(choices.staleness)),
-            extent=0.0,
-            experiment=attrs.evolve(experiment, structure=attrs.evolve(choices, staleness=(0,))),
-        )
-
-
-def _sharing(experiment: Experiment, make: Make) -> Iterator[_Change]:
-    """One backbone for actor and critic; its operators have other names, so that pins do not apply."""
-    choices = experiment.structure
-    if "actor_critic_sharing" in make(experiment).template.structures and True not in choices.actor_critic_sharing:
-        shared = attrs.evolve(choices, actor_critic_sharing=(True,), fusion=(False,))
-        yield _Change(
-            key="structure.actor_critic_sharing",
-            value="[true]",
-            instead_of="[false]",
-            extent=0.0,
-            experiment=attrs.evolve(experiment, structure=shared, pins={}),
-        )
-
-
-def _small_cache(experiment: Experiment) -> Iterator[_Change]:
-    """Keys and values in 8 bits."""
-    workload = experiment.workload
-    present = workload.cache_bytes_per_element or workload.bytes_per_element
-    if present > 1:
-        yield _Change(
-            key="workload.cache_bytes_per_element",
-            value="1",
-            instead_of=str(present),
-            extent=0.0,
-            experiment=attrs.evolve(experiment, workload=attrs.evolve(workload, cache_bytes_per_element=1)),
-        )
-
-
-def _memory(experiment: Experiment, make: Make, limits: _Limits) -> Iterator[_Change]:
-    """The GPU memory that the configuration of least memory needs, to a tenth of a GB."""
-    endless = attrs.evolve(experiment, cluster=attrs.evolve(experiment.cluster, memory_gb=ENDLESS_GB))
-    problem = _problem(endless, make)
-    solution = None if problem is None else least_memory(problem, any_size=True, deadline=limits.deadline)
-    if solution is None:
-        return
-    structure = problem.structures[solution.structure]
-    peak = device_memory(structure.rpeg, structure.plan(solution.choice), structure.book).peak.peak_bytes
-    needed = math.ceil(peak / (1 - RUNTIME_RESERVE) / 1e8) / 10
-    present = make(experiment).hardware.device.memory_bytes / 1e9
-    for memory_gb in (needed, needed + 0.1):  # the second for a peak at the rounding edge
-        yield _Change(
-            key="cluster.memory_gb",
-            value=f"{memory_gb:g}",
-            instead_of=f"{present:.4g}",
-            extent=memory_gb / present - 1,
-            experiment=attrs.evolve(experiment, cluster=attrs.evolve(experiment.cluster, memory_gb=memory_gb)),
-            asks_for=OTHER_GPUS,
-        )
-
-
-def _prompts(experiment: Experiment, gpus: int) -> Iterator[_Change]:
-    """Close numbers that more data-parallel degrees divide (rule P3), then half of one that all do, a quarter, ..."""
-    workload = experiment.workload
-    present, close = workload.prompts, _divisible(workload.prompts, gpus)
-    power = 1 << max(0, min(present, gpus).bit_length() - 1)
-    halved = max(power, round(present / power) * power)
-    smaller = []
-    while halved > 1:
-        halved //= 2
-        smaller.append(halved)
-    for prompts in (*close, *smaller):
-        yield _Change(
-            key="workload.prompts",
-            value=str(prompts),
-            instead_of=str(present),
-            extent=abs(1 - prompts / present),
-            experiment=attrs.evolve(experiment, workload=attrs.evolve(workload, prompts=prompts)),
-        )
-
-
-def _divisible(prompts: int, gpus: int) -> list[int]:
-    """The multiples below and above ``prompts`` of each power of two up to ``gpus`` that does not divide it.
-
-    The closest come first, of two as close the one that a larger power divides.
-    """
-    powers = [1 << exponent for exponent in range(1, gpus.bit_length()) if prompts % (1 << exponent)]
-    near = {multiple * power for power in powers for multiple in (prompts // power, -(-prompts // power))}
-    return sorted(near - {0}, key=lambda value: (abs(value - prompts), -(value & -value)))
-
-
-def _responses(experiment: Experiment) -> Iterator[_Change]:
-    """Responses of three quarters, half, a quarter of the tokens."""
-    workload = experiment.workload
-    for share in (0.75, 0.5, 0.25):
-        shorter = _shortened(workload, share)
-        if shorter is not None:
-            yield _Change(
-                key="workload.response_tokens",
-                value=str(shorter.response_tokens),
-                instead_of=str(workload.response_tokens),
-                extent=1 - share,
-                experiment=attrs.evolve(experiment, workload=shorter),
-            )
-
-
-def _shortened(workload: Workload, share: float) -> Workload | None:
-    """All lengths times ``share``; None where two of them would become one."""
-    tokens = round(share * workload.response_tokens)
-    lengths = tuple(LengthQuantile(q.fraction, round(share * q.tokens)) for q in workload.response_lengths)
-    try:
-        return attrs.evolve(workload, response_tokens=tokens, response_lengths=lengths)
-    except ExperimentError:
-        return None
-
-
-def _nodes(experiment: Experiment) -> Iterator[_Change]:
-    """More racks where there are several, else more nodes in the rack."""
-    if experiment.pins and all(pin.allocation is not None for pin in experiment.pins.values()):
-        return  # what is pinned to GPUs does not spread
-    name = "racks" if experiment.cluster.racks > 1 else "nodes_per_rack"
-    present, factor = getattr(experiment.cluster, name), 1
-    while factor < MAX_NODE_FACTOR:
-        factor *= 2
-        yield _Change(
-            key=f"cluster.{name}",
-            value=str(present * factor),
-            instead_of=str(present),
-            extent=factor - 1.0,
-            experiment=attrs.evolve(experiment, cluster=attrs.evolve(experiment.cluster, **{name: present * factor})),
-            asks_for=MORE_GPUS,
-        )
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _without_limit(experiment: Experiment, make: Make, limits: _Limits) -> Present | None:
     """How fast a plan is that memory does not limit."""
-    endless = attrs.evolve(experiment, cluster=attrs.evolve(experiment.cluster, memory_gb=ENDLESS_GB))
-    found = _fitting(endless, make, limits)
+    found = _fitting(without_limit(experiment), make, limits)
     return None if found is None else Present(tokens_per_s=found.tokens_per_s, step_s=found.step_s)
 
 
@@ -474,7 +349,7 @@ def _fitting(experiment: Experiment, make: Make, limits: _Limits, start: Executi
         experiment, make, limits: of the problem.
         start: where to begin, so that little is changed; otherwise with the least memory.
     """
-    problem = _problem(experiment, make)
+    problem = problem_of(experiment, make)
     if problem is None:
         return None
     solution = None
@@ -555,11 +430,3 @@ def _closer(problem: Problem, found: Solution, before: Solution, start: Executio
 def _worth(results: np.ndarray) -> list[tuple[float, float]]:
     """(overflow of the fullest GPU, at least 1; less the tokens/s), the smaller the better; rows of an evaluator."""
     return [(max(1.0, ratio), -tokens) for _, tokens, ratio, *_ in results.tolist()]
-
-
-def _problem(experiment: Experiment, make: Make) -> Problem | None:
-    """None when the changed experiment is not allowed, e.g. a pin that no longer exists or is legal."""
-    try:
-        return make(experiment).problem()
-    except (ExperimentError, PinError, UnknownKeyError):
-        return None

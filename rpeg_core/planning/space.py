@@ -22,7 +22,6 @@ __all__ = [
     "axes_of",
     "flag",
     "framework_of",
-    "frameworks_only",
     "member",
     "read_space",
     "without_peak",
@@ -166,11 +165,6 @@ def framework_of(space: Space, operator: str, role: Role) -> str:
     """Whose coefficients price an operator; empty when nobody is named."""
     named = (space.get(name, Choices()).framework for name in (operator, role.value))
     return next((framework for framework in named if framework is not None), "")
-
-
-def frameworks_only(space: Space) -> Space:
-    """The space without choices: with pins of a whole plan nothing is left open."""
-    return {name: Choices(framework=entry.framework) for name, entry in space.items() if entry.framework is not None}
 
 
 def without_peak(space: Space, hardware: HardwareProfile) -> Iterator[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from rpeg_core.planning.remedies import LITTLE_ROOM, MORE_GPUS, OTHER_GPUS, Remedies, Remedy
+from rpeg_core.planning.changes import MORE_GPUS, OTHER_GPUS
+from rpeg_core.planning.remedies import LITTLE_ROOM, Remedies, Remedy
 from rpeg_core.report import words
 
 __all__ = ["changes", "first_step", "headroom"]
@@ -23,11 +24,22 @@ def changes(remedies: Remedies) -> list[str]:
         lines.append("cheapest changes:")
     lines += [f"{_what(remedy)}: fits ({_room(remedy)}), {_cost(remedy, remedies)}" for remedy in remedies.found]
     if remedies.tried:
-        lines.append(f"found nothing that fits by changing {words.listing(remedies.tried)}")
+        lines.append(f"found nothing that fits by changing {_keys(remedies.tried)}")
     if remedies.untried:
         why = "stopped before" if remedies.stopped else "no time was left for"
-        lines.append(f"{why} changing {words.listing(remedies.untried)}")
+        lines.append(f"{why} changing {_keys(remedies.untried)}")
     return lines
+
+
+def _keys(keys: Sequence[str]) -> str:
+    """The keys, those of one entry of ``space:`` together."""
+    entries: dict[str, list[str]] = {}
+    for key in keys:
+        entry, _, axis = key.rpartition(".")
+        entries.setdefault(entry if entry.startswith("space.") else key, []).append(axis)
+    return words.listing(
+        [f"{entry} ({', '.join(axes)})" if entry.startswith("space.") else entry for entry, axes in entries.items()]
+    )
 
 
 def headroom(remedies: Remedies, share: float) -> Iterator[str]:
@@ -45,10 +57,10 @@ def first_step(remedies: Remedies) -> str | None:
         return None
     best = remedies.found[0]
     if best.asks_for == OTHER_GPUS:
-        return f"GPUs with {best.value} GB would do"
+        return f"GPUs with {best.value} GB would do, {best.note}"
     if best.key == "pin" or best.key.startswith("pin."):
         return f"in {best.key} set {best.value}"
-    return f"set {best.key}: {best.value}"
+    return f"set {best.key}: {best.value}" + (f", and {best.note}" if best.note else "")
 
 
 def _what(remedy: Remedy) -> str:
@@ -57,8 +69,8 @@ def _what(remedy: Remedy) -> str:
         pairs = zip(remedy.instead_of.split("; "), remedy.value.split("; "), strict=True)
         return "; ".join(f"{before} -> {after.partition(' ')[2]}" for before, after in pairs)
     if remedy.asks_for == OTHER_GPUS:
-        return f"GPUs with {remedy.value} GB instead of {remedy.instead_of} ({key})"
-    arrow = f"{key} {remedy.instead_of} -> {remedy.value}"
+        return f"GPUs with {remedy.value} GB instead of {remedy.instead_of} ({key}; {remedy.note})"
+    arrow = f"{key} {remedy.instead_of} -> {remedy.value}" + (f", {remedy.note}" if remedy.note else "")
     return arrow + (
         f" (×{float(remedy.value) / float(remedy.instead_of):g} GPUs)" if remedy.asks_for == MORE_GPUS else ""
     )

@@ -32,6 +32,9 @@ __all__ = ["Cluster", "Experiment", "SearchChoice", "load_experiment", "parse_ex
 MOST_STEPS = 100
 """K_eval of the paper is 8; evaluating takes time in proportion to it."""
 
+MEMORY_GB = (0.001, 100_000.0)
+"""Least and most memory of a GPU in GB that an experiment may state **[choice]**; the largest GPU has 0.3 % of it."""
+
 
 @attrs.frozen(kw_only=True)
 class Cluster:
@@ -231,10 +234,21 @@ def _cluster(section: Section, base_dir: Path) -> Cluster:
         racks=section.integer("racks", 1, minimum=1),
         nodes_per_rack=section.integer("nodes_per_rack", 1, minimum=1),
         gpus_per_node=None if section.get("gpus_per_node") is None else section.integer("gpus_per_node", minimum=1),
-        memory_gb=None if memory is None else section.number("memory_gb", above=0.0),
+        memory_gb=None if memory is None else _memory_gb(section),
         price_per_gpu_hour=None if price is None else section.number("price_per_gpu_hour", above=0.0),
         host_memory_gb=None if host is None else section.number("host_memory_gb", above=0.0),
     )
+
+
+def _memory_gb(section: Section) -> float:
+    """GPU memory between that of a toy and more than any machine has."""
+    value, (least, most) = section.number("memory_gb", above=0.0), MEMORY_GB
+    if not least <= value <= most:
+        raise ExperimentError(
+            f"{section.key('memory_gb')} is {value!r}",
+            facts=[f"allowed: a number from {least:g} to {most:,.0f}, in GB"],
+        )
+    return value
 
 
 def _hardware(name: str, base_dir: Path) -> str:

@@ -220,7 +220,9 @@ def test_when_no_operator_fits_the_error_names_it_and_the_smallest_change(rpeg, 
     cost = r"step [\d.]+ s -> [\d.]+ s \([+-]\d+% time\)"
     assert re.fullmatch(rf"  cluster.nodes_per_rack 1 -> 4 \(×4 GPUs\): fits \(3[\d.]+ of 36.0 GB\), {cost}", nodes)
     assert re.fullmatch(
-        rf"  GPUs with 8[\d.]+ GB instead of 40 \(cluster.memory_gb\): fits \(7[\d.]+ of 7[\d.]+ GB\), {cost}", memory
+        r"  GPUs with 85.9 GB instead of 40 \(cluster.memory_gb; a100-80gb has as much\): "
+        rf"fits \(7[\d.]+ of 77.3 GB\), {cost}",
+        memory,
     )
     assert vain.startswith("  found nothing that fits by changing structure.actor_critic_sharing, ")
     assert lines[-1] == "hint: set cluster.nodes_per_rack: 4"
@@ -231,7 +233,8 @@ def test_the_proposed_change_makes_it_fit(rpeg, experiment) -> None:
     ran = rpeg("plan", experiment(cluster=TINY))
     memory_gb = float(re.search(r"GPUs with ([\d.]+) GB instead", ran.err)[1])
     assert rpeg("plan", experiment(cluster={**TINY, "memory_gb": memory_gb})).code == 0
-    assert rpeg("plan", experiment(cluster={**TINY, "memory_gb": memory_gb - 0.2})).code == 1
+    smaller = 40 * 2**30 / 1e9  # the next smaller GPU among the installed profiles, a100-40gb
+    assert rpeg("plan", experiment(cluster={**TINY, "memory_gb": smaller})).code == 1
 
 
 def test_when_operators_do_not_fit_together_the_error_names_the_gpus(rpeg, experiment) -> None:
@@ -274,6 +277,8 @@ def test_no_plan_as_json(rpeg, experiment) -> None:
         "workload.cache_bytes_per_element",
         "workload.prompts",
         "workload.response_tokens",
+        *(f"space.training.{axis}" for axis in ("recompute", "sequence_parallel", "cp")),
+        *(f"space.inference.{axis}" for axis in ("sequence_parallel", "cp")),
     ]
 
 

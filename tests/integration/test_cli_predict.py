@@ -9,6 +9,7 @@ from pathlib import Path
 
 import attrs
 import pytest
+import yaml
 
 from rpeg_core.planning.plan import load_plan
 
@@ -167,6 +168,39 @@ def test_little_room_is_said_with_what_gives_more(rpeg, experiment) -> None:
     for remedy in document["headroom"]["remedies"]:
         assert remedy["peak_bytes"] <= 0.9 * remedy["usable_bytes"]
         assert remedy["key"].partition(".")[0] != "cluster"
+
+
+def test_a_pin_of_a_further_axis_is_compared_with_what_has_none(rpeg, experiment) -> None:
+    """``recompute`` is in the present pin only: the change that gives it up says so."""
+    wasteful = {**WHOLE, "recompute": "none"}
+    ran = rpeg("predict", experiment(pin=pinned(actor_training=wasteful, critic_training=wasteful)))
+    assert ran.code == 1
+    assert re.search(r"\w+_training [^;:]*recompute none -> [^;:]*recompute left out", ran.err)
+
+
+def test_pins_that_are_given_up_leave_what_space_says(rpeg, experiment) -> None:
+    """DPO with 132k tokens a sequence, everything pinned to tp 8: on these GPUs it fits with context parallelism."""
+    on_all = {"gpus": "0-31", "dp": 4, "pp": 1, "tp": 8}
+    pins = dict.fromkeys(("actor_inference", "reference_inference", "actor_training"), on_all)
+    long = {
+        "algorithm": "dpo",
+        "workload": {"prompts": 4, "rollouts_per_prompt": 2, "prompt_tokens": 1024, "response_tokens": 131072},
+        "cluster": {"hardware": "h100", "racks": 1, "nodes_per_rack": 4, "gpus_per_node": 8},
+        "space": {name: {"cp": [1, 2, 4, 8], "sequence_parallel": [False]} for name in ("training", "inference")},
+    }
+    path = experiment(pin=pins, **long)
+    asked = yaml.safe_load(path.read_text())
+    asked["models"] = {name: asked["models"][name] for name in ("actor", "reference")}
+    path.write_text(yaml.safe_dump(asked))
+    document = json.loads(rpeg("predict", path, "--json").out)
+    assert not document["feasible"]
+    values = [r["value"] for r in document["remedies"] if r["key"] == "pin.actor_training"]
+    assert values, document["tried_in_vain"]
+    assert set(re.findall(r"cp (\d+)", values[0])) <= {"2", "4", "8"}
+    given = {key: int(value) for key, value in (part.split(" ") for part in values[0].split(", "))}
+    asked["pin"] = {**pins, "actor_training": {**on_all, **given}}
+    path.write_text(yaml.safe_dump(asked))
+    assert rpeg("predict", path).code == 0
 
 
 def test_explain_lists_what_would_make_a_plan_fit(rpeg, experiment) -> None:

@@ -214,6 +214,16 @@ def test_files_are_taken_from_the_folder_of_the_experiment(tmp_path) -> None:
         ("cluster.memory_gb", -1, "error[experiment]: cluster.memory_gb is -1\n  allowed: a number > 0"),
         (
             "cluster.memory_gb",
+            1e-300,
+            "error[experiment]: cluster.memory_gb is 1e-300\n  allowed: a number from 0.001 to 100,000, in GB",
+        ),
+        (
+            "cluster.memory_gb",
+            1e300,
+            "error[experiment]: cluster.memory_gb is 1e+300\n  allowed: a number from 0.001 to 100,000, in GB",
+        ),
+        (
+            "cluster.memory_gb",
             float("nan"),
             "error[experiment]: cluster.memory_gb is nan\n  allowed: a number > 0",
         ),

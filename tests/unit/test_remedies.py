@@ -9,13 +9,18 @@ import time
 
 import attrs
 import pytest
+import yaml
 
+from rpeg_core.cli.planning import pinning
+from rpeg_core.planning.changes import _prompts
 from rpeg_core.planning.footprint import least_memory
 from rpeg_core.planning.pins import Pin
 from rpeg_core.planning.planner import Planner
-from rpeg_core.planning.remedies import _prompts, find_headroom, find_remedies, present_plan
+from rpeg_core.planning.remedies import find_headroom, find_remedies, present_plan
 from rpeg_core.planning.structures import StructureChoices
 from rpeg_core.plugins.registry import Registry
+from rpeg_core.records import HardwareProfile
+from rpeg_core.report.remedies import changes, first_step
 from rpeg_core.spec.experiment import Experiment, parse_experiment
 from rpeg_core.spec.machine import Allocation
 from rpeg_core.spec.workload import Workload
@@ -29,9 +34,10 @@ def registry() -> Registry:
     return Registry()
 
 
-def experiment(**cluster: object) -> Experiment:
+def experiment(*, space: dict[str, object] | None = None, **cluster: object) -> Experiment:
     return parse_experiment(
         {
+            **({} if space is None else {"space": space}),
             "algorithm": "ppo",
             "models": {"actor": MODEL, "critic": MODEL, "reward": MODEL, "reference": {"same_as": "actor"}},
             "workload": {"prompts": 256, "prompt_tokens": 512, "response_tokens": 1024},
@@ -56,8 +62,15 @@ def changed(base: Experiment, key: str, value: str) -> Experiment:
         return attrs.evolve(base, workload=attrs.evolve(base.workload, cache_bytes_per_element=int(value)))
     if key == "structure.staleness":
         return attrs.evolve(base, structure=attrs.evolve(base.structure, staleness=(0,)))
+    if key.startswith("space."):
+        _, role, axis = key.split(".")
+        return attrs.evolve(base, space=experiment(space={role: {axis: yaml.safe_load(value)}}).space)
     number = float(value) if key == "cluster.memory_gb" else int(value)
     return attrs.evolve(base, cluster=attrs.evolve(base.cluster, **{key.partition(".")[2]: number}))
+
+
+def profiles(registry: Registry) -> list[HardwareProfile]:
+    return [loaded.record for loaded in registry.records("hardware") if isinstance(loaded.record, HardwareProfile)]
 
 
 def make(registry: Registry):
@@ -68,7 +81,7 @@ def make(registry: Registry):
 def test_every_remedy_makes_it_fit_and_less_of_it_does_not(registry, memory_gb) -> None:
     base = experiment(memory_gb=memory_gb)
     assert not fits(registry, base)
-    found = find_remedies(base, make(registry)).found
+    found = find_remedies(base, make(registry), profiles=profiles(registry), seconds=60).found
     assert [r.asks_for for r in found] == sorted(r.asks_for for r in found), (
         "GPUs come last, with more memory after more"
     )
@@ -82,11 +95,16 @@ def test_every_remedy_makes_it_fit_and_less_of_it_does_not(registry, memory_gb) 
     less = {
         "workload.prompts": lambda value: str(2 * int(value)),
         "cluster.nodes_per_rack": lambda value: str(int(value) // 2),
-        "cluster.memory_gb": lambda value: str(float(value) - 0.2),
     }
     for remedy in found:
         if remedy.key in less:
             assert not fits(registry, changed(base, remedy.key, less[remedy.key](remedy.value)))
+    sizes = sorted(profile.device.memory_bytes / 1e9 for profile in profiles(registry))
+    wanted = next(
+        size for size in sizes if size > memory_gb and fits(registry, changed(base, "cluster.memory_gb", str(size)))
+    )
+    [memory] = [float(remedy.value) for remedy in found if remedy.key == "cluster.memory_gb"]
+    assert memory == pytest.approx(wanted, rel=1e-3)
 
 
 def least_peak(registry: Registry, one: Experiment) -> float:
@@ -227,3 +245,110 @@ def test_what_was_not_tried_is_said(registry) -> None:
     remedies = find_remedies(experiment(memory_gb=40), make(registry), cancelled=lambda: True)
     assert (remedies.found, remedies.tried, remedies.stopped) == ((), (), True)
     assert {"workload.prompts", "cluster.nodes_per_rack", "cluster.memory_gb"} <= set(remedies.untried)
+
+
+# --- axes beyond the paper's plan space
+
+
+ON_EIGHT = {"gpus": "0-7", "dp": 8, "pp": 1, "tp": 1}
+
+
+def dpo(*, nodes: int = 1, pins: dict[str, object] | None = None, **workload: object) -> Experiment:
+    """Llama-3.1-8B on H100s; pins are of the training, or of all three operators."""
+    return parse_experiment(
+        {
+            "algorithm": "dpo",
+            "models": {"actor": MODEL, "reference": {"same_as": "actor"}},
+            "workload": {
+                "prompts": 64,
+                "rollouts_per_prompt": 2,
+                "prompt_tokens": 1024,
+                "response_tokens": 3072,
+                **workload,
+            },
+            "cluster": {"hardware": "h100", "nodes_per_rack": nodes},
+            **({} if pins is None else {"pin": pins}),
+        }
+    )
+
+
+def everywhere(**training: object) -> dict[str, object]:
+    return {
+        "actor_inference": ON_EIGHT,
+        "reference_inference": ON_EIGHT,
+        "actor_training": {**ON_EIGHT, **training},
+    }
+
+
+@pytest.mark.parametrize("with_plan", [True, False])
+def test_all_pins_are_given_up_where_no_single_one_is_enough(registry, with_plan) -> None:
+    """Inference alone has 16 sequences of 4,096 tokens at once, with logits that leave no room for two models."""
+    base = dpo(pins=everywhere(recompute="none"))
+    prediction, plan = predicted(registry, base)
+    present = present_plan(prediction, plan) if with_plan else None
+    remedies = find_remedies(base, make(registry), present=present, profiles=profiles(registry), seconds=60)
+    remedy = next(r for r in remedies.found if r.key == "pin")
+    assert "cluster.memory_gb" not in {r.key for r in remedies.found}, "388 GB are more than any GPU has"
+    assert "recompute none" in remedy.instead_of
+    assert "recompute left out" in remedy.value
+    pins = {name: dict(given) for name, given in everywhere(recompute="none").items()}
+    for part in remedy.value.split("; "):
+        name, _, texts = part.partition(" ")
+        pins[name] |= dict(text.split(" ", 1) for text in texts.split(", "))
+    for given in pins.values():
+        if given.get("recompute") == "left out":
+            del given["recompute"]
+        given |= {key: int(value) for key, value in given.items() if key not in ("gpus", "recompute")}
+    assert fits(registry, dpo(pins=pins))
+    assert "in pin set" in first_step(remedies)
+
+
+LONG = {"prompts": 4, "response_tokens": 131_072}
+
+
+def test_context_parallelism_is_tried_for_a_pinned_training(registry) -> None:
+    """Without ``space:``: 132k tokens per GPU at tp 8; no other degrees on these GPUs, but cp 8 has an eighth."""
+    on_all = {"gpus": "0-31", "dp": 4, "pp": 1, "tp": 8}
+    pins = dict.fromkeys(("actor_inference", "reference_inference", "actor_training"), on_all)
+    base = dpo(nodes=4, pins=pins, **LONG)
+    prediction, plan = predicted(registry, base)
+    remedies = find_remedies(base, make(registry), present=present_plan(prediction, plan), seconds=60)
+    remedy = next(r for r in remedies.found if r.key == "pin.actor_training" and "cp" in r.value)
+    assert "cp 1" in remedy.instead_of
+    given = dict(text.split(" ") for text in remedy.value.split(", "))
+    better = {**on_all, **{key: yaml.safe_load(value) for key, value in given.items()}}
+    assert fits(registry, dpo(nodes=4, pins={**pins, "actor_training": better}, **LONG))
+
+
+def test_an_axis_that_the_cost_terms_do_not_know_is_not_tried(registry) -> None:
+    base = attrs.evolve(dpo(pins=everywhere()), costs=("paper",))
+    assert "space.training.cp" in find_remedies(dpo(pins=everywhere()), make(registry), seconds=60).tried
+    remedies = find_remedies(base, make(registry), seconds=60)
+    assert not [key for key in (*remedies.tried, *(r.key for r in remedies.found)) if key.startswith("space.")]
+
+
+def test_a_plan_pins_every_axis_and_keeps_the_space(registry) -> None:
+    """What ``space:`` opens stays open for pins that are given up, and nothing is open before."""
+    space = {"training": {"cp": [1, 2], "recompute": ["selective", "full"], "sequence_parallel": [False, True]}}
+    one = attrs.evolve(dpo(), space=experiment(space=space).space)
+    planner = Planner(one, registry)
+    structure = planner.problem().structures[0]
+    for index in (0, -1):
+        choice = [index % len(candidates) for candidates in structure.candidates]
+        asked = pinning(planner.plan(structure, structure.plan(choice), {}))
+        assert asked.space == one.space
+        [again] = Planner(asked, registry).problem().structures
+        assert [len(candidates) for candidates in again.candidates] == [1, 1, 1]
+        assert again.plan((0, 0, 0)) == structure.plan(choice)
+
+
+def test_response_lengths_are_scaled_with_the_limit_and_said(registry) -> None:
+    lengths = [[0.5, 1000], [1.0, 3072]]
+    base = dpo(pins=everywhere(), response_lengths=lengths)
+    remedies = find_remedies(base, make(registry), seconds=60)
+    remedy = next(r for r in remedies.found if r.key == "workload.response_tokens")
+    share = int(remedy.value) / 3072
+    assert remedy.note == f"every length of workload.response_lengths times {share:g}"
+    shorter = [[fraction, round(share * tokens)] for fraction, tokens in lengths]
+    assert fits(registry, dpo(pins=everywhere(), response_tokens=int(remedy.value), response_lengths=shorter))
+    assert any(f"-> {remedy.value}, {remedy.note}: fits" in line for line in changes(remedies))
