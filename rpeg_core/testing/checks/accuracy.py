@@ -27,8 +27,9 @@ def errors_of_term(term: CostTerm) -> None:
 
 def errors_of_profile(record: HardwareProfile) -> None:
     """Each can be chosen, and is this profile's own."""
-    problems = list(_problems(record.errors))
-    problems += [f"errors[{i}].hardware names other profiles" for i, e in enumerate(record.errors) if e.hardware]
+    errors = record.errors or ()
+    problems = list(_problems(errors))
+    problems += [f"errors[{i}].hardware names other profiles" for i, e in enumerate(errors) if e.hardware]
     require(problems)
 
 
