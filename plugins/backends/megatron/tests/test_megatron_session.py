@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -208,11 +209,19 @@ def test_workers_that_somebody_else_starts(
     def status(text: str) -> None:
         if text.startswith("starting"):
             port = int(text.rpartition(":")[2].rstrip(")"))
-            started.append(external(0, port, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", RPEG_AUTHKEY="x" * 20))
-            started.append(external(0, port, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0"))
-            started.append(external(1, port, SLURM_PROCID="1", SLURM_NTASKS="2", SLURM_LOCALID="1"))
+            caller.append(threading.Thread(target=call, args=(port,)))
+            caller[0].start()
 
+    def call(port: int) -> None:
+        """The stranger first: once both workers are there nobody listens any more."""
+        started.append(external(0, port, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", RPEG_AUTHKEY="x" * 20))
+        started[0].wait(timeout=90)
+        started.append(external(0, port, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0"))
+        started.append(external(1, port, SLURM_PROCID="1", SLURM_NTASKS="2", SLURM_LOCALID="1"))
+
+    caller: list[threading.Thread] = []
     trace = run(plan, RunRequest(steps=2, output=output, status=status), launcher="external")
+    caller[0].join()
     assert trace.steps == 2
     assert verify_plan(plan, output / "trace.jsonl").complete
     outcomes = [process.communicate(timeout=90)[1].decode() for process in started]
