@@ -19,7 +19,10 @@ from rpeg_core.spec.workload import Workload
 __all__ = ["ENGINE_FRACTION", "KV_CACHE", "KvPool", "kv_pools"]
 
 ENGINE_FRACTION = 0.92
-"""Of a GPU's memory that an engine takes when nobody says: ``gpu_memory_utilization`` of vllm/config/cache.py."""
+"""Of a GPU's memory that an engine takes when nobody says: ``gpu_memory_utilization`` of vllm/config/cache.py.
+
+It was 0.9 until it was raised in 0.22.
+"""
 
 KV_CACHE = "KV cache"
 """The quantity of cost terms that is the cache."""

@@ -203,7 +203,9 @@ def load_plan(path: Path | str) -> Plan:
             f"cannot read {path}", facts=[error.strerror or str(error)], hint="`rpeg plan FILE` writes a plan"
         ) from error
     except ValueError as error:
-        raise PlanFileError(f"{path} is not a JSON document", facts=[str(error)]) from error
+        raise PlanFileError(
+            f"{path} is not a JSON document", facts=[str(error)], hint="`rpeg plan FILE` writes a plan"
+        ) from error
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         found = document.get("schema") if isinstance(document, dict) else None
         raise PlanFileError(

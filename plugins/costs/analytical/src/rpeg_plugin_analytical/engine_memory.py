@@ -13,13 +13,11 @@ import attrs
 import numpy as np
 
 from rpeg_core.costing.batches import Layouts
+from rpeg_core.costing.kv_pool import ENGINE_FRACTION
 from rpeg_core.spec.models import Head, ModelSpec
 from rpeg_plugin_analytical.shards import expert_parameters, kv_width_per_rank, shard_parameters
 
 __all__ = ["Engine", "EngineMemory", "engine_memory"]
-
-MEMORY_SHARE = 0.92
-"""``gpu_memory_utilization`` of vLLM when nobody says (vllm/config/cache.py); 0.9 until it was raised in 0.22."""
 
 SEQUENCES = 1024
 """``max_num_seqs`` of vLLM on GPUs of 70 GiB and more (``_set_default_max_num_seqs_and_batched_tokens_args`` in
@@ -63,7 +61,7 @@ class Engine:
 
     tensor: int = 1
     expert: int = 1
-    memory_share: float = MEMORY_SHARE
+    memory_share: float = ENGINE_FRACTION
     sequences: int = SEQUENCES
     batched_tokens: int = BATCHED_TOKENS
     feed_forward_bytes: float = 2.0
