@@ -152,12 +152,15 @@ class Toys:
 def watch(monkeypatch) -> Watch:
     """Watches every evaluation of the test's searches."""
     seen, batch, run = Watch(), islands.evaluate_choices, kernel.run_island
+    alive = []  # an id names an object only while that lives: a later search could get the same
 
     def evaluate_choices(t, choices, w, results):
+        alive.append(t)
         seen.batches.setdefault(id(t), []).append(choices.copy())
         batch(t, choices, w, results)
 
     def run_island(t, w, hood, policy, island, limit, stop):
+        alive.extend((t, island.keys))
         seen.islands.setdefault(id(t), {})[id(island.keys)] = island
         return run(t, w, hood, policy, island, limit, stop)
 
